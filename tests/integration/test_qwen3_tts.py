@@ -104,6 +104,27 @@ def test_sampled_requests_depend_on_their_seed_alone(engine):
     assert all(codes_of(other) != codes for other, codes in zip(others, expected, strict=True))
 
 
+# A block of the KV cache: keys and values, layers, key-value heads, head size, float32, tokens.
+BLOCK_BYTES = 2 * 2 * 2 * 32 * 4 * 32
+PRESSURE = (
+    "talker.max_num_batched_tokens=16",
+    "talker.block_size=32",
+    "talker.max_model_len=256",
+    f"talker.kv_cache_memory_bytes={9 * BLOCK_BYTES}",
+)
+
+
+def test_equal_under_pressure_greedy_and_sampled(engine, alone, start_brief_engine):
+    """Prompts split over steps, and a KV cache that holds a few of the requests."""
+    pressed = start_brief_engine("tiny-qwen3-tts", LIMIT, *PRESSURE)
+    twice = [*REQUESTS, *(replace(request, request_id=f"{request.request_id} again") for request in REQUESTS)]
+    for result, expected in zip(pressed.run_all(twice), [*alone, *alone], strict=True):
+        assert_equal(result, expected)
+    sampled = [replace(request, sampling=SAMPLED) for request in REQUESTS]
+    assert list(map(codes_of, pressed.run_all(sampled))) == list(map(codes_of, engine.run_all(sampled)))
+    assert pressed.execution_counters("talker")["preemptions"] > 0
+
+
 def test_speech_of_a_given_length_does_not_end_early(engine):
     request = replace(REQUESTS[0], sampling={"ignore_eos": True, "max_tokens": 60})
     assert len(codes_of(engine.run(request))) == 59
