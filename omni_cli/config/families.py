@@ -50,12 +50,13 @@ class StageShape(Protocol):
 class Cloning:
     """Voices that a stage clones from recordings: at most `max_voices` per request, each of at most `max_s` seconds.
 
-    `text` is about the words of a recording.
+    `text` is about the words of a recording. Without `by_all`, only some checkpoints of the family clone.
     """
 
     max_voices: int = 1
     text: Literal["needed", "optional", "unused"] = "unused"
     max_s: float = 60.0
+    by_all: bool = True
 
 
 @dataclass(frozen=True)

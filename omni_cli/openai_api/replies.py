@@ -261,10 +261,7 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
-    """`seek` and the last three numbers are 0 if the model does not tell them.
-
-    `language`, which OpenAI's do not have, is the code of the one that the segment's window sounds like.
-    """
+    """`seek` and the last three numbers are 0 if the model does not tell them; `language` is its window's."""
 
     id: int
     seek: int

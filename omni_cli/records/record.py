@@ -154,10 +154,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoppingPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan for stopping: `looks` are the numbers of blocks after which the interval was looked at.
-
-    `reversed_from` is the first block after the variants were loaded again in the other order; absent if they were not.
-    """
+    """Numbers of blocks at which the interval was looked at, and the first block in the other order of loading."""
 
     looks: tuple[int, ...] = ()
     alpha: float = 0.05

@@ -128,6 +128,8 @@ class Capabilities:
         """
         if self.transcribes and not fields.get("audio"):
             raise UsageError(f"{label('audio')} is missing, which profile `{self.profile}` needs")
+        if self.hears and fields.get("language") and not fields.get("audio"):
+            raise UsageError(f"{label('audio')} is missing, whose {label('language')} is given")
         num_voices = sum(isinstance(voice, Path) for voice in fields.get("voice", ()))
         self.check_cloned(num_voices, len(fields.get("ref_text", ())), label)
         if self.call is None:
@@ -196,5 +198,6 @@ class Capabilities:
 
 
 def cloning_profiles() -> list[str]:
-    """Return the names of the bundled profiles that clone voices."""
-    return [name for name, config in load_bundled().items() if Capabilities.of(config).cloning is not None]
+    """Return the names of the bundled profiles that clone voices, whatever their checkpoint."""
+    cloning = {name: Capabilities.of(config).cloning for name, config in load_bundled().items()}
+    return [name for name, how in cloning.items() if how is not None and how.by_all]

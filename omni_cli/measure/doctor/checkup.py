@@ -17,7 +17,6 @@ from omni_cli.checkpoints.stage_weights import find_weights
 from omni_cli.config.families import broken_plugins
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core import machine
-from omni_cli.core.compat.torchvision import has_fixed_imports
 from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.devices import Devices, keys_for_cuda
 from omni_cli.engine.memory_plan import MemoryUse, plan_memory
@@ -96,7 +95,8 @@ def inspect_machine(cache: Path) -> MachineFacts:
         gpus=gpus,
         cache=machine.read_folder(cache),
         hub_cache=machine.read_folder(hub_cache_folder()),
-        fixes_torchvision=has_fixed_imports(),
+        # What `make` lets each process of its environment begin with; this process imports no torch.
+        fixes_torchvision=any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path),
     )
 
 

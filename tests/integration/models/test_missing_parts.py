@@ -34,7 +34,10 @@ PROFILES = {
     "csm": "tiny-csm",
     "vibevoice": "tiny-vibevoice",
     "higgs_audio": "tiny-higgs-audio",
+    "qwen3_tts": "tiny-qwen3-tts",
 }
+# Its code2wav reads a folder of its own, which the copies with one weight less do not lead to.
+OF_ONE_FOLDER = [profile for profile in PROFILES.values() if profile != "tiny-qwen3-tts"]
 # Of vLLM's own classes: tied embeddings, experts, images, sound.
 MODELS = ("llama", "gemma3", "qwen3_moe", "idefics3", "qwen2_audio")
 # The codec only decodes, another part reads the table of text embeddings, and CSM's table of codes is there twice.
@@ -101,7 +104,7 @@ def test_it_is_an_error_of_the_command(tmp_path: Path) -> None:
 # How many of the kinds of weights are tried: nightly all of them, otherwise one of so many.
 @pytest.mark.parametrize("every", sample([37, 1], [37]))
 def test_each_weight_is_named(every: int, tmp_path: Path) -> None:
-    task = {"profiles": list(PROFILES.values()), "models": MODELS, "every": every}
+    task = {"profiles": OF_ONE_FOLDER, "models": MODELS, "every": every}
     answers = answer_of("missing_weights", task, tmp_path, timeout_s=max(240, 3600 / every))
     assert sum(len(stages) for stages in answers.values()) == 12 + len(MODELS)
     for name, stages in answers.items():

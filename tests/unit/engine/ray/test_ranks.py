@@ -25,6 +25,7 @@ def test_on_a_cpu_vllms_sentence_is_the_commands_one_error(capsys: pytest.Captur
     printed = capsys.readouterr()
     assert code == ExitCode.USAGE and printed.out == ""
     assert printed.err == (
+        "tiny-omni has random weights: what it makes has no meaning\n"
         "error: stage `thinker`: `distributed_executor_backend: ray` needs CUDA devices, and this machine has none; "
         "vLLM says: current platform cpu does not support ray.\n\n"
         "hint: --set thinker.distributed_executor_backend=mp\n"
