@@ -25,7 +25,7 @@ class FrameModel(InputEmbedsModel):
 
     predictor_name: ClassVar[str]
     weights_prefix: ClassVar[str] = ""
-    sampling: ClassVar[CodeSampling]
+    sampling: CodeSampling
     num_codebooks: int
     max_num_seqs: int
 

@@ -92,17 +92,21 @@ class FrameStage(StepStage):
         """Return [begin, end) of the frames that `num_spoken` counts, as the next stage takes them."""
         return self.frames(active, begin, end)
 
+    def payload(self, active: ActiveRequest, begin: int, end: int) -> dict[str, object]:
+        """Return the stage output of [begin, end) of these frames."""
+        return {CODES: self.speech(active, begin, end)}
+
     def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
         report = super().finish(active, output)
         report.trace["output_codes"] = self.frames(active, 0, self.num_reported(active)).tolist()
         return report
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        return encode_additional_information({CODES: self.speech(active, 0, self.num_spoken(active))})
+        return encode_additional_information(self.payload(active, 0, self.num_spoken(active)))
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
         if end - begin < FRAMES_PER_PART and not output.finished:
             return None
         active.context["num_sent"] = end
-        return encode_additional_information({CODES: self.speech(active, begin, end)})
+        return encode_additional_information(self.payload(active, begin, end))
