@@ -1,8 +1,11 @@
-"""Names of OpenAI's voices, which clients send to any server, as speakers of a model."""
+"""Speakers of a model, with OpenAI's voices, which clients send to any server, and the text that it is to speak."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from omni_cli.core.errors import InputError
+from omni_cli.requests.outputs import GenerateRequest, Part
 
 _VOICES = (
     "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
@@ -30,3 +33,36 @@ def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:
         if voice is None or voice.lower() == speaker.lower()
         else (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
     )
+
+
+# transformers' default for Qwen3-Omni, if the checkpoint has it.
+_DEFAULT = "ethan"
+
+
+def pick_speaker(speakers: Sequence[str], name: str | None) -> str:
+    """Return the speaker of lower-case `speakers`. Raises `InputError` with the list."""
+    if name is None:
+        return _DEFAULT if _DEFAULT in speakers else speakers[0]
+    speaker = speaker_for(name.lower(), speakers)
+    if speaker not in speakers:
+        raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
+    return speaker
+
+
+def text_to_speak(request: GenerateRequest) -> tuple[tuple[Part, ...], str]:
+    """Return the system message of a request, which may tell how to speak, and the text, the only message beside it.
+
+    Raises `InputError`.
+    """
+    messages = list(request.messages)
+    how = messages.pop(0).parts if messages and messages[0].role == "system" else ()
+    text = request.prompt or ""
+    if request.text.reply is not None:
+        text = request.text.reply
+    elif messages:
+        if [message.role for message in messages] != ["user"] or any(part.type != "text" for part in messages[0].parts):
+            raise InputError("this model speaks one message of the role `user`, a text, after one of `system` at most")
+        text = "".join(part.text for part in messages[0].parts)
+    if not text.strip():
+        raise InputError("the prompt is empty")
+    return how, text

@@ -20,8 +20,8 @@ from omni_cli.checkpoints.shards import lacking, of_another_model
 from omni_cli.core.compat.torchvision import import_with_torchaudio
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.higgs_audio.family import CLONING, SPEAKERS
-from omni_cli.models.voices import speaker_for
-from omni_cli.requests.outputs import GenerateRequest, Message, Part
+from omni_cli.models.voices import speaker_for, text_to_speak
+from omni_cli.requests.outputs import GenerateRequest, Part
 from omni_cli.requests.voices import at_rate, check_voices
 
 PROCESSOR, SOURCE = "processor_config.json", "audio_tokenizer_name_or_path"
@@ -91,9 +91,8 @@ def make_conversation(request: GenerateRequest, scene_text: str | None = None) -
     A system message describes the scene, else `scene_text`, and the voices of unknown words are in it. One with words
     is a turn that was spoken before. Raises `InputError` for a request that the model cannot speak.
     """
-    messages = list(request.messages)
-    is_described = bool(messages) and messages[0].role == "system"
-    scene = messages.pop(0).parts if is_described else (Part("text", scene_text or _SCENE),)
+    described, words = text_to_speak(request)
+    scene = described or (Part("text", scene_text or _SCENE),)
     turns: list[tuple[str, tuple[Part, ...]]] = []
     for index, voice in enumerate(request.speech.voices):
         if voice.text:
@@ -101,25 +100,11 @@ def make_conversation(request: GenerateRequest, scene_text: str | None = None) -
             turns += [("user", (Part("text", tag + voice.text),)), ("assistant", (Part("audio"),))]
         else:
             scene = (*scene, Part("text", f"SPEAKER{index}:"), Part("audio"))
-    text = _tag_speaker(_get_text(request, messages), request.speech.speaker)
+    text = _tag_speaker(words, request.speech.speaker)
     turns = [("system", (Part("text", _SYSTEM),)), ("scene", scene), *turns, ("user", (Part("text", text),))]
     return [
         {"role": role, "content": [{"type": part.type, "text": part.text} for part in parts]} for role, parts in turns
     ]
-
-
-def _get_text(request: GenerateRequest, messages: list[Message]) -> str:
-    """Return the text to speak, the only message beside that of the scene. Raises `InputError`."""
-    text = request.prompt or ""
-    if request.text.reply is not None:
-        text = request.text.reply
-    elif messages:
-        if [message.role for message in messages] != ["user"] or any(part.type != "text" for part in messages[0].parts):
-            raise InputError("this model speaks one message of the role `user`, a text, after one of `system` at most")
-        text = "".join(part.text for part in messages[0].parts)
-    if not text.strip():
-        raise InputError("the prompt is empty")
-    return text
 
 
 def _tag_speaker(text: str, speaker: str | None) -> str:

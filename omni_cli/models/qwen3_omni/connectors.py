@@ -15,7 +15,6 @@ import torch
 
 from omni_cli.core.errors import InputError
 from omni_cli.models.qwen_omni.media import get_media, reference_positions
-from omni_cli.models.voices import speaker_for
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
 from omni_cli.stage.request_payloads import EmbeddedPrompt
 
@@ -164,17 +163,3 @@ def mrope_positions(token_ids: Sequence[int], media: dict[str, torch.Tensor], co
     model: Any = SimpleNamespace(config=known, spatial_merge_size=config.talker_config.spatial_merge_size)
     model.get_llm_pos_ids_for_vision = lambda *args: Reference.get_llm_pos_ids_for_vision(model, *args)
     return reference_positions(partial(Reference.get_rope_index, model), token_ids, media)
-
-
-# transformers' default, if the checkpoint has it.
-_DEFAULT = "ethan"
-
-
-def pick_speaker(speakers: Sequence[str], name: str | None) -> str:
-    """Return the speaker of lower-case `speakers`. Raises `InputError` with the list."""
-    if name is None:
-        return _DEFAULT if _DEFAULT in speakers else speakers[0]
-    speaker = speaker_for(name.lower(), speakers)
-    if speaker not in speakers:
-        raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
-    return speaker

@@ -10,7 +10,6 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProce
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.qwen3_omni.connectors import pick_speaker
 from omni_cli.models.reference import (
     ForcedCodes,
     ForcedTokens,
@@ -21,6 +20,7 @@ from omni_cli.models.reference import (
 )
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
+from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.outputs import GenerateRequest
 
 

@@ -19,14 +19,13 @@ from omni_cli.models.qwen3_omni.connectors import (
     TokenOutput,
     media_token_ids,
     more_embeds,
-    pick_speaker,
     thinker_to_talker,
 )
 from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.transcription.stage import TranscriptionStage
-from omni_cli.models.voices import note_on_voice
+from omni_cli.models.voices import note_on_voice, pick_speaker
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
