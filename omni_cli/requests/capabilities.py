@@ -128,6 +128,8 @@ class Capabilities:
         """
         if self.transcribes and not fields.get("audio"):
             raise UsageError(f"{label('audio')} is missing, which profile `{self.profile}` needs")
+        if self.hears and fields.get("language") and not fields.get("audio"):
+            raise UsageError(f"{label('audio')} is missing, whose {label('language')} is given")
         num_voices = sum(isinstance(voice, Path) for voice in fields.get("voice", ()))
         self.check_cloned(num_voices, len(fields.get("ref_text", ())), label)
         if self.call is None:

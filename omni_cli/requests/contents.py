@@ -225,7 +225,8 @@ class SpeechOptions:
 class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
-    `language` (ISO 639-1) is the language of the speech, None if the model detects it. With `timestamps` the text has
+    `language` (ISO 639-1) is the language of the speech, None if the model detects it, and for a model that speaks that
+    of the speech to make, which may be a name. With `timestamps` the text has
     the times of its parts, with `word_timestamps` those of its words. Of a long sound, the prompt comes before the
     first window, or with `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the text
     so far. `asked` of a model that chats as well, this is what to make of a request's sound.

@@ -115,9 +115,14 @@ _ROWS = (
     ),
     RequestField(
         "language", checks.check_name, part="transcription", takers=("transcription",),
-        option=Option("--language", "CODE", "Language of the speech to transcribe, such as `en`. Default: detected."),
-        http={"transcriptions": "language"}, limits={"min_length": 1, "max_length": bounds.MAX_NAME_LENGTH},
-        about="ISO 639-1 code. Default: detected.",
+        option=Option(
+            "--language", "CODE",
+            "Language of the speech to transcribe, such as `en`, by default detected; or of the speech to make, also "
+            "as a name, such as `English`.",
+        ),
+        http=on("transcriptions", "speech", name="language"),
+        limits={"min_length": 1, "max_length": bounds.MAX_NAME_LENGTH},
+        about="ISO 639-1 code; of speech to make also a name. Default: detected.",
     ),
     # A route's path names the adapter by the model, and the task.
     RequestField("lora", checks.check_adapter, takers=("any",)),
@@ -214,7 +219,9 @@ _ROWS = (
     ),
     RequestField("speaker", checks.check_name, part="speech", is_combined=True, takers=("audio",)),
     RequestField(
-        "instructions", checks.check_text, part="speech", is_combined=True, lines=(), http={"speech": "instructions"},
+        "instructions", checks.check_text, part="speech", is_combined=True,
+        option=Option("--instructions", "TEXT", "How to speak, or the voice to speak with."),
+        http={"speech": "instructions"},
     ),
     RequestField(
         "negative_prompt", checks.check_text, part="diffusion", takers=("image",), arguments=("negative_prompt",),

@@ -88,6 +88,13 @@ class GenerateRequest:
     notes: tuple[str, ...] = ()
 
 
+def prompt_message(request: GenerateRequest) -> Message:
+    """Return a request's prompt as a message of its user, after its media."""
+    media = [Part("audio") for _ in request.media.audio] + [Part("image") for _ in request.media.images]
+    media += [Part("video") for _ in request.media.videos]
+    return Message("user", (*media, Part("text", request.prompt or "")))
+
+
 @dataclass(frozen=True)
 class TextOutput:
     """`token_ids` are those of the whole answer, without a stop string and what follows it; `reasoning` and

@@ -36,7 +36,7 @@ from omni_cli.requests.media.reading import (
     load_video,
 )
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.requests.voices import make_spoken_request
+from omni_cli.requests.voices import join_instructions, make_spoken_request, with_system_prompt
 
 
 def _fields_in(part: Part) -> tuple[str, ...]:
@@ -66,6 +66,7 @@ class RequestSpec:
     video_options: Mapping[str, float] = field(default_factory=dict)
     has_seed: bool = False
     place: str | None = None
+    instructions: str | None = None
 
     @property
     def request_id(self) -> str:
@@ -130,8 +131,9 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         return {name: checked[name] for name in _fields_in(part) if name in checked}
 
     heard = values_of("transcription")
-    # A model that chats as well is asked by an option, or by a sound alone.
-    asked = bool(heard) or bool(checked.get("audio") and not checked.get("prompt"))
+    # A model that chats as well is asked by an option, or by a sound alone; speech to make has a language, too.
+    with_sound = bool(checked.get("audio")) and (bool(heard) or not checked.get("prompt"))
+    asked = with_sound or bool(heard.keys() - {"language"})
     request = GenerateRequest(
         **({"modalities": frozenset({"text"})} if asked else {}) | values_of("request") | {"request_id": request_id},
         text=TextOptions(**values_of("text")),
@@ -147,7 +149,7 @@ def get_spec(checked: Mapping[str, Any], *, request_id: str, folder: Path, place
         media["voice"] = recordings
     options = checked.get("media_io_kwargs", {})
     spec = RequestSpec(request, media, files, checked.get("ref_text", ()), options, "seed" in checked, place)
-    return spec.with_files(lambda path: folder / path)
+    return replace(spec.with_files(lambda path: folder / path), instructions=checked.get("instructions"))
 
 
 def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None = None) -> GenerateRequest:
@@ -178,6 +180,8 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
         seed=spec.request.seed if spec.has_seed else config.seed,
         speech=replace(spec.request.speech, voices=_load_voices(spec, config, note)),
     )
+    if spec.instructions:
+        request = with_system_prompt(request, join_instructions(config, spec.instructions))
     return replace(request, notes=tuple(notes))
 
 

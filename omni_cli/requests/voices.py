@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from omni_cli.config.families import Cloning
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import ReferenceVoice
 from omni_cli.requests.encoding import resample
-from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part
+from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part, prompt_message
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
@@ -65,14 +66,24 @@ def make_spoken_request(request: GenerateRequest, text: str, system_prompt: str 
 
     `system_prompt` is in place of the stage's own.
     """
-    prompt = _READ_ALOUD + text
-    messages: tuple[Message, ...] = ()
-    if system_prompt is not None:
-        messages = (Message("system", (Part("text", system_prompt),)), Message("user", (Part("text", prompt),)))
-    return dataclasses.replace(
+    spoken = dataclasses.replace(
         request,
-        prompt=prompt,
-        messages=messages,
+        prompt=_READ_ALOUD + text,
         text=dataclasses.replace(request.text, reply=text),
         modalities=frozenset[Modality]({"audio"}),
     )
+    return spoken if system_prompt is None else with_system_prompt(spoken, system_prompt)
+
+
+def with_system_prompt(request: GenerateRequest, system_prompt: str) -> GenerateRequest:
+    """Return the request with a system message before its prompt, in place of the stage's own."""
+    return dataclasses.replace(
+        request, messages=(Message("system", (Part("text", system_prompt),)), prompt_message(request))
+    )
+
+
+def join_instructions(config: EngineConfig, instructions: str) -> str:
+    """Return the profile's system prompt followed by a request's instructions."""
+    first = config.stages[0]
+    own = first.system_prompt if isinstance(first, ARStageConfig) else None
+    return "\n\n".join(filter(None, (own, instructions)))

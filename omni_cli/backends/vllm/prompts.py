@@ -32,7 +32,7 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import ToolCall, Video
 from omni_cli.requests.encoding import resample
-from omni_cli.requests.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs
+from omni_cli.requests.outputs import GenerateRequest, Message, Part, PromptTokens, TokenLogprobs, prompt_message
 from omni_cli.stage.failures import translate
 
 # vLLM's message parts for media that are sent separately: an id in place of the content.
@@ -250,11 +250,7 @@ def _metadata(video: Video) -> dict[str, object]:
 
 def get_conversation(request: GenerateRequest) -> tuple[Message, ...]:
     """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
-    messages = request.messages
-    if not messages:
-        media = [Part("audio") for _ in request.media.audio] + [Part("image") for _ in request.media.images]
-        media += [Part("video") for _ in request.media.videos]
-        messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
+    messages = request.messages or (prompt_message(request),)
     if not any(part.text or part.type != "text" for message in messages for part in message.parts):
         raise InputError("the prompt is empty", hint="give it something to answer")
     return messages

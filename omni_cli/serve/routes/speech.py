@@ -14,15 +14,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
-from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.models.voices import openai_voices
 from omni_cli.openai_api.replies import DeletedVoice, SavedVoiceItem, SpeechEvent, VoiceItem, VoiceList
 from omni_cli.openai_api.routes import Route
-from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
+from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.requests.voices import check_voices, make_spoken_request
+from omni_cli.requests.voices import check_voices, join_instructions, make_spoken_request
 from omni_cli.serve.conversation import count_tokens, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storage_failed
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id, unix_now
@@ -57,7 +56,8 @@ def speech_routes(service: Service) -> APIRouter:
             **await _voice_fields(service, body),
         )
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
-        settings = replace(settings, speech=replace(settings.speech, **options))
+        language = TranscriptionOptions(**body.request_fields("transcription"))
+        settings = replace(settings, speech=replace(settings.speech, **options), transcription=language)
         generate = make_spoken_request(settings, body.input, _system_prompt(service, body))
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
@@ -74,6 +74,13 @@ def speech_routes(service: Service) -> APIRouter:
     return router
 
 
+# Fields that not every model takes.
+_OPTIONAL = {
+    "instructions": "no system prompt changes how this model speaks a text",
+    "language": "this model speaks the language of its text",
+}
+
+
 def _check(service: Service, body: SpeechRequest) -> None:
     service.check_model(body.model)
     service.check_makes("audio")
@@ -81,18 +88,14 @@ def _check(service: Service, body: SpeechRequest) -> None:
     if body.audio_format == "opus" and body.sample_rate not in (None, *OPUS_RATES):
         message = f"`sample_rate`: Opus has no {body.sample_rate} Hz; it has {', '.join(map(str, OPUS_RATES))}"
         raise APIError(400, message, code="unsupported_value", param="sample_rate")
+    for name, why in _OPTIONAL.items():
+        if getattr(body, name) and name not in service.capabilities.fields:
+            raise APIError(400, f"`{name}` is not supported: {why}", code="unsupported_parameter", param=name)
 
 
 def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
-    """Return the profile's prompt and the request's instructions; None without any. Raises `APIError` (400)."""
-    if not body.instructions:
-        return None
-    if "instructions" not in service.capabilities.fields:
-        message = "`instructions` is not supported: no system prompt changes how this model speaks a text"
-        raise APIError(400, message, code="unsupported_parameter", param="instructions")
-    first = service.config.stages[0]
-    own = first.system_prompt if isinstance(first, ARStageConfig) else None
-    return "\n\n".join(filter(None, (own, body.instructions)))
+    """Return the profile's prompt and the request's instructions; None without any."""
+    return join_instructions(service.config, body.instructions) if body.instructions else None
 
 
 async def _events(
