@@ -1,0 +1,105 @@
+"""Qwen3-TTS, 12 Hz: talker with a code predictor -> code2wav."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from omni_cli.config.families import Cloning, Family, Machine, StageRole
+from omni_cli.config.schema import ARStageConfig
+
+
+class TalkerConfig(ARStageConfig):
+    """Keys of the stage that makes frames of codes from a text."""
+
+    text_first: bool | None = Field(
+        None,
+        description="Read the whole text before the first frame, or one token of it beside each frame. "
+        "Default: the publisher's, true with the model's own voices and false with a cloned one.",
+    )
+
+
+_HERE = "omni_cli.models.qwen3_tts"
+_BUILDERS = f"{_HERE}.tiny"
+# Architecture names in vLLM.
+TALKER = "Qwen3TTSTalkerForConditionalGeneration"
+CODE2WAV = "Qwen3TTSCode2WavForDiffusion"
+SPEECH_TOKENIZER = "speech_tokenizer"
+
+FAMILY = Family(
+    name="qwen3_tts",
+    title="Qwen3-TTS",
+    architectures=("Qwen3TTSForConditionalGeneration",),
+    roles=(
+        StageRole(
+            name="talker",
+            kind="ar",
+            backend="vllm",
+            stage=f"{_HERE}.stages:TalkerStage",
+            takes=("instructions", "language", "sampling", "max_tokens", "temperature"),
+            clones=Cloning(text="optional"),
+            settings=f"{_HERE}.family:TalkerConfig",
+            needed_files=(("tokenizer.json", "vocab.json"),),
+            # Text embeddings stay in the file, from which rows are read.
+            needed_weights=tuple(
+                f"talker.{part}."
+                for part in ("model.layers", "model.codec_embedding", "code_predictor", "codec_head", "text_projection")
+            ),
+            decoder="talker_config",
+        ),
+        StageRole(
+            name="code2wav",
+            kind="diffusion",
+            backend="vllm",
+            stage=f"{_HERE}.decoder:Code2WavStage",
+            input="talker",
+            makes="audio",
+            settings="omni_cli.models.codec.settings:CodecConfig",
+            needed_files=((f"{SPEECH_TOKENIZER}/config.json",),),
+            needed_weights=(f"{SPEECH_TOKENIZER}/decoder.",),
+        ),
+    ),
+    vllm_models={TALKER: f"{_HERE}.model:Qwen3TTSTalker", CODE2WAV: f"{_HERE}.decoder:Qwen3TTSCode2Wav"},
+    builtins={
+        "tiny-qwen3-tts": f"{_BUILDERS}:custom_voice",
+        "tiny-qwen3-tts-base": f"{_BUILDERS}:base",
+        "tiny-qwen3-tts-design": f"{_BUILDERS}:voice_design",
+    },
+    profile=f"{_HERE}.family:derive_stages",
+    reference=f"{_HERE}.reference:Qwen3TTSReference",
+)
+
+
+_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
+# The publisher's, where generation_config.json has no others; the code predictor's have names of their own there.
+_DEFAULTS = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
+
+
+def generation_settings(folder: Path, prefix: str = "") -> dict[str, Any]:
+    """Return how a checkpoint samples the talker's codes, or the code predictor's, whose keys have a `prefix`."""
+    from omni_cli.checkpoints.files import read_object
+
+    file = folder / "generation_config.json"
+    own = read_object(file) if file.is_file() else {}
+    if prefix:
+        own = {name.removeprefix(prefix): value for name, value in own.items() if name.startswith(prefix)}
+        own["do_sample"] = own.get("dosample", True)
+    return {**_DEFAULTS, "repetition_penalty": 1.05, "max_new_tokens": 2048, **own}
+
+
+def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Return talker and code2wav with the checkpoint's sampling."""
+    from omni_cli.checkpoints.derive import decoder_settings, read_config
+
+    own, decoder = generation_settings(folder), read_config(folder)["talker_config"]
+    talker = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    sampling = {name: own[name] for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
+    if not own["do_sample"]:
+        sampling = {"temperature": 0.0, "repetition_penalty": own["repetition_penalty"]}
+    sampling["max_tokens"] = min(own["max_new_tokens"], talker["max_model_len"] // 2)
+    execution = "eager" if machine.device == "cpu" else "cudagraph"
+    code2wav = {"max_num_seqs": talker["max_num_seqs"], "execution": execution, "output_copy": "async"}
+    return {"talker": {**talker, "sampling": sampling}, "code2wav": code2wav}

@@ -1,0 +1,114 @@
+"""A request as rows of the talker's input: text embeddings, to be projected, with the codec side beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+from omni_cli.core.errors import InputError
+
+Embed = Callable[[Sequence[int]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SpokenIds:
+    """Token ids: the instruction, the head of the assistant's turn, the words of a recording, and the text."""
+
+    instruction: Sequence[int]
+    head: Sequence[int]
+    recorded: Sequence[int]
+    text: Sequence[int]
+
+
+def tokenize_request(tokenize: Callable[[str], list[int]], text: str, instruction: str, recorded: str) -> SpokenIds:
+    """Return the token ids of a request; "" is no instruction, and no words of a recording."""
+    turn = "<|im_start|>assistant\n"
+    ids = tokenize(f"{turn}{text}<|im_end|>\n{turn}")
+    return SpokenIds(
+        tokenize(f"<|im_start|>user\n{instruction}<|im_end|>\n") if instruction else (),
+        ids[:3],
+        tokenize(f"{turn}{recorded}<|im_end|>\n")[3:-2] if recorded else (),
+        ids[3:-5],
+    )
+
+
+def pick_language(talker: Mapping[str, Any], asked: str | None, speaker: str | None) -> int | None:
+    """Return the id of a language by its name or code, None without one: a dialect's where the speaker has one.
+
+    Raises `InputError` with the list; dialects belong to speakers.
+    """
+    ids: Mapping[str, int] = talker.get("codec_language_id") or {}
+    name = (asked or "auto").lower()
+    name = LANGUAGES.get(name.partition("-")[0], name)
+    names = [known for known in ids if "dialect" not in known]
+    if name != "auto" and name not in names:
+        raise InputError(f"unknown language `{asked}`", hint=f"this model has {', '.join(names)}")
+    dialect = (talker.get("spk_is_dialect") or {}).get(speaker)
+    return ids[dialect] if dialect and name in ("auto", "chinese") else ids.get(name)
+
+
+class RowMaker:
+    """Makes rows (num_rows, text_hidden_size + hidden_size) for one checkpoint, whose config.json is `config`.
+
+    `text` looks up text embeddings, and `codecs` the codec embeddings of each codebook.
+    """
+
+    def __init__(self, config: Mapping[str, Any], text: Embed, codecs: Sequence[Embed]) -> None:
+        self._text, self._codecs, self._talker = text, codecs, config["talker_config"]
+        self._pad, self._begin, self._end = (config[f"tts_{name}_token_id"] for name in ("pad", "bos", "eos"))
+
+    def speaker(self, name: str) -> torch.Tensor:
+        """Return the codec row (1, hidden_size) of one of the model's speakers."""
+        return self._codecs[0]([self._talker["spk_id"][name]])
+
+    def make(
+        self,
+        ids: SpokenIds,
+        *,
+        language: int | None,
+        speaker: torch.Tensor | None,
+        codes: torch.Tensor | None,
+        text_first: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of the prompt and those of later frames, of which the last one goes on for ever.
+
+        `speaker` (1, hidden_size) is the row of a voice, None for none; `codes` (num_frames, num_codebooks) are those
+        of a recording that the text goes on from.
+        """
+        codec = self._codecs[0]
+        modes = [self._id("think"), self._id("think_bos"), language] if language is not None else None
+        before = codec([*(modes or [self._id("nothink"), self._id("think_bos")]), self._id("think_eos")])
+        voice = before[:0] if speaker is None else speaker.to(before)
+        pad, begin = codec([self._id("pad")]), codec([self._id("bos")])
+        head = torch.cat([before, voice, pad])
+        texts = [*ids.recorded, *ids.text, self._end]
+        sound = begin if codes is None else torch.cat([begin, self._frames(codes)])
+        rows = [
+            self._join([*ids.instruction, *ids.head]),
+            self._join([self._pad] * (len(head) - 1) + [self._begin], head),
+        ]
+        if text_first:
+            rows += [self._join(texts, pad.expand(len(texts), -1)), self._join([self._pad] * len(sound), sound)]
+            return torch.cat(rows), self._join([self._pad])
+        missing = [self._pad] * (len(sound) - len(texts))
+        rows.append(self._join([*texts, *missing][: len(sound)], sound))
+        return torch.cat(rows), self._join([*texts[len(sound) :], self._pad])
+
+    def _id(self, name: str) -> int:
+        found: int = self._talker[f"codec_{name}_id"]
+        return found
+
+    def _join(self, text_ids: Sequence[int], codec: torch.Tensor | None = None) -> torch.Tensor:
+        text = self._text(text_ids)
+        codec = text.new_zeros(len(text), self._talker["hidden_size"]) if codec is None else codec
+        return torch.cat([text, codec], dim=1)
+
+    def _frames(self, codes: torch.Tensor) -> torch.Tensor:
+        """Return the sums (num_frames, hidden_size) of the embeddings of each frame's codes."""
+        return torch.stack([embed(column.tolist()) for embed, column in zip(self._codecs, codes.T, strict=True)]).sum(
+            dim=0
+        )
