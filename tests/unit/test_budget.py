@@ -16,7 +16,7 @@ LINES = {
     "core": 1_300,
     "engine": 4_250,
     "measure": 11_200,
-    "models": 11_850,
+    "models": 12_450,
     "openai_api": 1_600,
     "records": 2_750,
     "report": 4_250,

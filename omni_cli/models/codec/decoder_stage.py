@@ -24,13 +24,13 @@ from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.checkpoints.shards import lacking, shards_with_prefix
 from omni_cli.config.schema import PIPELINE_ARGUMENTS
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.codec.frame_stage import CODES
+from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL, DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
-from omni_cli.stage.payloads import encode_additional_information, get_tensor
+from omni_cli.stage.payloads import encode_additional_information, get_integers, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 
@@ -140,6 +140,9 @@ class CodeStream:
     # Frames that stay until it is known whether they are the last.
     num_held: int = 0
     num_frames: int = 0
+    # Of a recording, before the first frame of the answer: decoded, for the state that they leave, and not heard.
+    num_before: int = 0
+    num_decoded: int = 0
     num_pieces: int = 0
     num_chunks: int = 0
     is_decoding: bool = False
@@ -245,12 +248,14 @@ class CodecStage(VllmStage):
             self._feed(stream, command.stage_output, is_last=command.is_last)
 
     def _feed(self, stream: CodeStream, stage_output: bytes | None, *, is_last: bool) -> None:
-        codes = get_tensor(self.decode_input(stage_output), CODES, num_dims=2).long().T
+        information = self.decode_input(stage_output)
+        codes = get_tensor(information, CODES, num_dims=2).long().T
         self._check(codes)
+        stream.num_before += sum(get_integers(information, NUM_BEFORE)) if NUM_BEFORE in information else 0
         stream.waiting = torch.cat([stream.waiting, codes], dim=1)
         stream.num_frames += codes.shape[1]
         stream.has_all_codes = is_last
-        if is_last and not stream.num_frames:
+        if is_last and stream.num_frames <= stream.num_before:
             raise InputError(f"stage `{self.spec.stage.input}` said nothing: it ended at once")
         self._next_piece(stream)
         if is_last and not stream.is_decoding:
@@ -283,8 +288,9 @@ class CodecStage(VllmStage):
     def _piece_size(self, stream: CodeStream) -> int:
         if not stream.request.speech.stream_audio:
             return self._whole_piece
-        size = self.stage.stream_chunk_frames if stream.num_pieces else self.stage.stream_first_chunk_frames
-        return min(size, self._whole_piece)
+        unheard = stream.num_before - stream.num_decoded
+        later = self.stage.stream_chunk_frames if unheard < 0 else self.stage.stream_first_chunk_frames
+        return min(unheard if unheard > 0 else later, self._whole_piece)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
@@ -305,6 +311,10 @@ class CodecStage(VllmStage):
         self.check_numbers(samples, "samples")
         stream.is_decoding = False
         stream.decode_s += self.model.latest_s
+        num_frames = active.context["codes"].shape[1]
+        num_unheard = min(max(0, stream.num_before - stream.num_decoded), num_frames)
+        stream.num_decoded += num_frames
+        samples = samples[num_unheard * len(samples) // num_frames :]
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
@@ -318,7 +328,7 @@ class CodecStage(VllmStage):
         self._forget(stream.request.request_id)
         trace = {
             "latency_s": time.perf_counter() - stream.added_s,
-            "num_input_tokens": stream.num_frames,
+            "num_input_tokens": stream.num_frames - stream.num_before,
             "vocoder_s": stream.decode_s,
             **({"num_chunks": stream.num_chunks} if stream.request.speech.stream_audio else {}),
         }

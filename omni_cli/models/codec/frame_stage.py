@@ -13,6 +13,8 @@ from omni_cli.stage.payloads import encode_additional_information
 
 # In a stage output: codes (num_frames, num_codebooks) int64.
 CODES = "codes"
+# A list of one number: of the first frames of `codes` that come before the answer and are not heard.
+NUM_BEFORE = "num_before"
 # Frames are sent to the codec in parts, each of which costs a message.
 FRAMES_PER_PART = 4
 # In the order in which the worker sends them after the codes.

@@ -1,0 +1,136 @@
+"""The 12 Hz tokenizer's decoder, from parts of Qwen3-Omni's code2wav and of Mimi in transformers, and its stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import AutoConfig, MimiConfig, PreTrainedConfig, Qwen3OmniMoeCode2Wav
+from transformers.models.mimi.modeling_mimi import MimiEuclideanCodebook, MimiSplitResidualVectorQuantizer
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeCausalConvNet,
+    Qwen3OmniMoeCausalTransConvNet,
+    Qwen3OmniMoeCode2WavTransformerModel,
+)
+
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
+from omni_cli.models.qwen3_tts.family import CODE2WAV, SPEECH_TOKENIZER
+
+# Parts of a quantizer's names: in a checkpoint, and in transformers' Mimi.
+_QUANTIZER_NAMES = (
+    ("rvq_first.", "semantic_residual_vector_quantizer."),
+    ("rvq_rest.", "acoustic_residual_vector_quantizer."),
+    (".vq.layers.", ".layers."),
+    ("._codebook.", ".codebook."),
+    (".embedding_sum", ".embed_sum"),
+)
+
+
+class SpeechTokenizerConfig(PreTrainedConfig):
+    """The config.json of a checkpoint's `speech_tokenizer` folder."""
+
+    model_type = "qwen3_tts_tokenizer_12hz"
+    sub_configs: ClassVar[dict[str, type[PreTrainedConfig]]] = {
+        "decoder_config": Qwen3OmniMoeCode2WavConfig,
+        "encoder_config": MimiConfig,
+    }
+
+    decoder_config: dict[str, Any] | PreTrainedConfig | None = None
+    encoder_config: dict[str, Any] | PreTrainedConfig | None = None
+    encoder_valid_num_quantizers: int = 16
+    input_sample_rate: int = 24_000
+    output_sample_rate: int = 24_000
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for name, kind in self.sub_configs.items():
+            own = getattr(self, name) or {}
+            if not isinstance(own, PreTrainedConfig):
+                setattr(self, name, kind(**own))
+        super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
+        """Return the decoder's, by which vLLM plans."""
+        return self.decoder_config
+
+
+AutoConfig.register(SpeechTokenizerConfig.model_type, SpeechTokenizerConfig, exist_ok=True)
+
+
+def rename(name: str, *, to_checkpoint: bool = False) -> str:
+    """Return the name here of a weight of a checkpoint's decoder, or the other way round."""
+    for theirs, ours in _QUANTIZER_NAMES if name.startswith("quantizer.") else ():
+        name = name.replace(ours, theirs) if to_checkpoint else name.replace(theirs, ours)
+    return name
+
+
+class SpeechDecoder(Qwen3OmniMoeCode2Wav):
+    """Samples (batch, 1, num_samples) of codes (batch, num_codebooks, num_frames); every part of it is causal."""
+
+    def __init__(self, config: Any) -> None:
+        convolutional = copy(config)
+        convolutional.hidden_size, convolutional.num_hidden_layers = config.latent_dim, 0
+        super().__init__(convolutional)
+        self.config = config
+        del self.code_embedding, self.code_offset
+        for module in self.modules():
+            if isinstance(module, Qwen3OmniMoeCausalTransConvNet):
+                module.left_pad = 0  # Qwen3-Omni's cuts both sides
+        self.quantizer = MimiSplitResidualVectorQuantizer(
+            MimiConfig(
+                codebook_size=config.codebook_size,
+                codebook_dim=config.codebook_dim // 2,
+                vector_quantization_hidden_dimension=config.codebook_dim // 2,
+                hidden_size=config.codebook_dim,
+                num_quantizers=config.num_quantizers,
+                num_semantic_quantizers=1,
+            )
+        )
+        for module in self.quantizer.modules():
+            if isinstance(module, MimiEuclideanCodebook):
+                del module.initialized  # of training, and in no checkpoint
+        self.pre_conv = Qwen3OmniMoeCausalConvNet(config.codebook_dim, config.latent_dim, 3)
+        self.pre_transformer = Qwen3OmniMoeCode2WavTransformerModel._from_config(config)
+        self.pre_transformer.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
+        self.pre_transformer.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
+
+    def forward(self, codes: torch.Tensor, **_: Any) -> torch.Tensor:
+        transformer = self.pre_transformer
+        hidden = self.pre_conv(self.quantizer.decode(codes)).transpose(1, 2)
+        hidden = transformer(inputs_embeds=transformer.input_proj(hidden)).last_hidden_state
+        hidden = transformer.output_proj(hidden).transpose(1, 2)
+        for module in (*(part for parts in self.upsample for part in parts), *self.decoder):
+            hidden = module(hidden)
+        return hidden.clamp(min=-1, max=1)
+
+
+class Qwen3TTSCode2Wav(CodecForDiffusion):
+    """Loads the decoder of a `speech_tokenizer` folder."""
+
+    weights_prefix = "decoder."
+
+    def make_codec(self, config: Any) -> nn.Module:
+        decoder = config.decoder_config
+        self.sample_rate = config.output_sample_rate
+        self.codebook_size, self.num_codebooks = decoder.codebook_size, decoder.num_quantizers
+        codec: nn.Module = SpeechDecoder._from_config(decoder, dtype=torch.get_default_dtype())
+        return codec
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        prefix = self.weights_prefix
+        own = ((name.removeprefix(prefix), weight) for name, weight in weights if name.startswith(prefix))
+        return super().load_weights((prefix + rename(name), weight) for name, weight in own)
+
+
+class Code2WavStage(CodecStage):
+    """Decodes frames of codes to a waveform; its engine's model is the checkpoint's `speech_tokenizer` folder."""
+
+    architecture = CODE2WAV
+
+    def engine_args(self) -> dict[str, object]:
+        arguments = super().engine_args()
+        return {**arguments, "model": str(Path(str(arguments["model"]), SPEECH_TOKENIZER))}
