@@ -40,7 +40,7 @@ def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
         name = f"reference in {way.dtype}, {way.attention} attention ({number + 1} of {len(work.ways)})"
         say(f"{name}: loading")
         try:
-            reference = reference_class(Path(work.folder), config, way)
+            reference = reference_class(Path(work.folder), config, way, *filter(None, (work.python,)))
         except NoReferenceError as error:
             return ReferenceAnswer(why=str(error))
         found: list[Expected | str] = []

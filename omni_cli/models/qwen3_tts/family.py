@@ -69,6 +69,7 @@ FAMILY = Family(
     },
     profile=f"{_HERE}.family:derive_stages",
     reference=f"{_HERE}.reference:Qwen3TTSReference",
+    reference_recipe="reference-qwen3-tts",
 )
 
 
