@@ -27,6 +27,7 @@ _BUILDERS = f"{_HERE}.tiny"
 TALKER = "Qwen3TTSTalkerForConditionalGeneration"
 CODE2WAV = "Qwen3TTSCode2WavForDiffusion"
 SPEECH_TOKENIZER = "speech_tokenizer"
+PROMPT_FRAME = ("<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n")
 
 FAMILY = Family(
     name="qwen3_tts",
@@ -38,7 +39,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:TalkerStage",
-            takes=("instructions", "language", "sampling", "max_tokens", "temperature"),
+            takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
             clones=Cloning(text="optional"),
             settings=f"{_HERE}.family:TalkerConfig",
             needed_files=(("tokenizer.json", "vocab.json"),),
@@ -68,6 +69,7 @@ FAMILY = Family(
         "tiny-qwen3-tts-design": f"{_BUILDERS}:voice_design",
     },
     profile=f"{_HERE}.family:derive_stages",
+    prompt_frame=PROMPT_FRAME,
     reference=f"{_HERE}.reference:Qwen3TTSReference",
     reference_recipe="reference-qwen3-tts",
 )

@@ -10,6 +10,7 @@ import torch
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from omni_cli.core.errors import InputError
+from omni_cli.models.qwen3_tts.family import PROMPT_FRAME
 
 Embed = Callable[[Sequence[int]], torch.Tensor]
 
@@ -24,14 +25,23 @@ class SpokenIds:
     text: Sequence[int]
 
 
-def tokenize_request(tokenize: Callable[[str], list[int]], text: str, instruction: str, recorded: str) -> SpokenIds:
-    """Return the token ids of a request; "" is no instruction, and no words of a recording."""
-    turn = "<|im_start|>assistant\n"
-    ids = tokenize(f"{turn}{text}<|im_end|>\n{turn}")
+def frame_text(text: str, *, raw: bool) -> str:
+    """Return the assistant's turn of a text, which a raw prompt is itself. Raises `InputError` for another one."""
+    begin, end = PROMPT_FRAME
+    if not raw:
+        return begin + text + end
+    if not (text.startswith(begin) and text.endswith(end) and len(text) > len(begin + end)):
+        raise InputError("a raw prompt is a text in the model's own marks", hint=repr(f"{begin}TEXT{end}"))
+    return text
+
+
+def tokenize_request(tokenize: Callable[[str], list[int]], turn: str, instruction: str, recorded: str) -> SpokenIds:
+    """Return the token ids of a request, whose turn is `frame_text`'s; "" is no instruction, and no recorded words."""
+    ids = tokenize(turn)
     return SpokenIds(
         tokenize(f"<|im_start|>user\n{instruction}<|im_end|>\n") if instruction else (),
         ids[:3],
-        tokenize(f"{turn}{recorded}<|im_end|>\n")[3:-2] if recorded else (),
+        tokenize(f"{PROMPT_FRAME[0]}{recorded}<|im_end|>\n")[3:-2] if recorded else (),
         ids[3:-5],
     )
 

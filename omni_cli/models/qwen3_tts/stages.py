@@ -18,7 +18,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.codec.frame_stage import CODES, FrameStage
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
 from omni_cli.models.qwen3_tts.family import TALKER, TalkerConfig
-from omni_cli.models.qwen3_tts.rows import RowMaker, pick_language, tokenize_request
+from omni_cli.models.qwen3_tts.rows import RowMaker, frame_text, pick_language, tokenize_request
 from omni_cli.models.voices import note_on_voice, pick_speaker, text_to_speak
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
 from omni_cli.requests.outputs import GenerateRequest
@@ -72,8 +72,6 @@ class TalkerStage(FrameStage):
 
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
-        if request.text.raw:
-            raise InputError("this model has no raw prompts", hint="drop `raw`")
         how, text = text_to_speak(request)
         instruction = "".join(part.text for part in how) or self.spec.ar.system_prompt or ""
         notes: list[str] = []
@@ -81,7 +79,8 @@ class TalkerStage(FrameStage):
         name, speaker, codes = self._voice(active, notes)
         active.context["notes"] = tuple(notes)
         recorded = request.speech.voices[0].text if codes is not None else None
-        ids = tokenize_request(self._tokenize, text, instruction, recorded or "")
+        turn = frame_text(text, raw=request.text.raw)
+        ids = tokenize_request(self._tokenize, turn, instruction, recorded or "")
         rows, later = self._rows.make(
             ids,
             language=pick_language(self._talker, request.transcription.language, name),

@@ -1,0 +1,144 @@
+"""What a request to Qwen3-TTS becomes: pairs of a text id and what the codec side adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from omni_cli.core.errors import InputError
+from omni_cli.models.qwen3_tts.rows import RowMaker, SpokenIds, frame_text, pick_language, tokenize_request
+
+PAD, BEGIN, END = 90, 91, 92
+CODEC = {"pad": 40, "bos": 41, "think": 42, "nothink": 43, "think_bos": 44, "think_eos": 45}
+TALKER: dict[str, Any] = {
+    "hidden_size": 1,
+    "spk_id": {"vivian": 60, "dylan": 61},
+    "spk_is_dialect": {"vivian": False, "dylan": "beijing_dialect"},
+    "codec_language_id": {"chinese": 50, "english": 51, "beijing_dialect": 52},
+    **{f"codec_{name}_id": number for name, number in CODEC.items()},
+}
+CONFIG = {"tts_pad_token_id": PAD, "tts_bos_token_id": BEGIN, "tts_eos_token_id": END, "talker_config": TALKER}
+SPOKEN = SpokenIds((), (1, 2, 3), (), (10, 11, 12))
+HEAD = [(1, 0), (2, 0), (3, 0)]
+AUTO = [(PAD, 43), (PAD, 44), (PAD, 45)]
+IN_ENGLISH = [(PAD, 42), (PAD, 44), (PAD, 51), (PAD, 45)]
+FOR_EVER = [(PAD, 0)]
+
+
+def column(codebook: int, ids: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.float32)[:, None] + 100 * codebook
+
+
+def make(ids: SpokenIds = SPOKEN, **given: Any) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    maker = RowMaker(CONFIG, partial(column, 0), [partial(column, codebook) for codebook in range(3)])
+    options = {"language": None, "speaker": None, "codes": None, "text_first": True, **given}
+    if isinstance(options["speaker"], str):
+        options["speaker"] = maker.speaker(options["speaker"])
+    prompt, later = maker.make(ids, **options)
+    return as_pairs(prompt), as_pairs(later)
+
+
+def as_pairs(rows: torch.Tensor) -> list[tuple[int, int]]:
+    return [(int(text), int(codec)) for text, codec in rows]
+
+
+def test_a_speaker_reads_the_whole_text_before_the_first_frame() -> None:
+    prompt, later = make(speaker="vivian")
+    text = [(10, 40), (11, 40), (12, 40), (END, 40), (PAD, 41)]
+    assert prompt == [*HEAD, *AUTO, (PAD, 60), (BEGIN, 40), *text]
+    assert later == FOR_EVER
+
+
+def test_without_a_speaker_there_is_no_row_for_one_and_a_language_is_another_row() -> None:
+    prompt, _ = make(language=51)
+    assert prompt[:8] == [*HEAD, *IN_ENGLISH, (BEGIN, 40)]
+
+
+def test_an_instruction_comes_before_everything() -> None:
+    prompt, _ = make(SpokenIds((7, 8), *[(1, 2, 3), (), (10, 11, 12)]), speaker="dylan")
+    assert prompt[:6] == [(7, 0), (8, 0), *HEAD, (PAD, 43)] and (PAD, 61) in prompt
+
+
+def test_beside_the_codes_a_token_of_the_text_goes_with_each_frame() -> None:
+    prompt, later = make(speaker=torch.tensor([[77.0]]), text_first=False)
+    assert prompt == [*HEAD, *AUTO, (PAD, 77), (BEGIN, 40), (10, 41)]
+    assert later == [(11, 0), (12, 0), (END, 0), *FOR_EVER]
+
+
+RECORDED = SpokenIds((), (1, 2, 3), (20,), (10, 11, 12))
+# Sums of 3 codes, in tables that begin at 0, 100 and 200.
+FRAMES, SUMS = torch.tensor([[1, 2, 3], [4, 5, 6]]), [306, 315]
+
+
+@pytest.mark.parametrize("num_frames", [2, 6])
+def test_in_context_the_frames_of_the_recording_go_beside_its_words(num_frames: int) -> None:
+    frames = FRAMES.repeat(num_frames // 2, 1)
+    prompt, later = make(RECORDED, codes=frames, speaker=torch.tensor([[77.0]]), text_first=False)
+    sound = [41, *SUMS * (num_frames // 2)]
+    texts = [20, 10, 11, 12, END]
+    padded = [*texts, *[PAD] * num_frames]
+    assert prompt == [*HEAD, *AUTO, (PAD, 77), (BEGIN, 40), *zip(padded, sound, strict=False)]
+    assert later == [*((text, 0) for text in texts[len(sound) :]), *FOR_EVER]
+
+
+def test_in_context_with_the_text_first_the_frames_follow_it() -> None:
+    prompt, later = make(RECORDED, codes=FRAMES)
+    assert prompt[7:] == [*((text, 40) for text in (20, 10, 11, 12, END)), (PAD, 41), (PAD, 306), (PAD, 315)]
+    assert later == FOR_EVER
+
+
+@pytest.mark.parametrize(
+    ("asked", "speaker", "expected"),
+    [
+        (None, "vivian", None),
+        ("auto", None, None),
+        ("en", "vivian", 51),
+        ("English", None, 51),
+        ("en-GB", None, 51),
+        ("zh", "vivian", 50),
+        ("Chinese", "dylan", 52),
+        (None, "dylan", 52),
+        ("english", "dylan", 51),
+    ],
+)
+def test_a_language_has_a_name_and_a_code_and_a_speaker_a_dialect(
+    asked: str | None, speaker: str | None, expected: int | None
+) -> None:
+    assert pick_language(TALKER, asked, speaker) == expected
+
+
+@pytest.mark.parametrize("asked", ["klingon", "fr", "beijing_dialect"])
+def test_an_unknown_language_names_those_that_there_are(asked: str) -> None:
+    with pytest.raises(InputError, match=f"unknown language `{asked}`") as failure:
+        pick_language(TALKER, asked, "vivian")
+    assert failure.value.hint == "this model has chinese, english"
+
+
+def test_the_texts_of_a_request_are_turns() -> None:
+    asked: list[str] = []
+
+    def tokenize(text: str) -> list[int]:
+        asked.append(text)
+        return list(range(len(asked) * 100, len(asked) * 100 + 10))
+
+    ids = tokenize_request(tokenize, frame_text("Hello.", raw=False), "slowly", "Before.")
+    turn = "<|im_start|>assistant\n"
+    assert asked == [
+        f"{turn}Hello.<|im_end|>\n{turn}",
+        "<|im_start|>user\nslowly<|im_end|>\n",
+        f"{turn}Before.<|im_end|>\n",
+    ]
+    assert ids == SpokenIds(list(range(200, 210)), [100, 101, 102], list(range(303, 308)), [103, 104])
+    assert tokenize_request(tokenize, "Hello.", "", "").instruction == ()
+
+
+def test_a_raw_prompt_is_the_whole_turn() -> None:
+    turn = frame_text("Hello.", raw=False)
+    assert frame_text(turn, raw=True) == turn
+    for wrong in ("Hello.", turn.removesuffix("\n"), frame_text("", raw=False)):
+        with pytest.raises(InputError, match="a raw prompt"):
+            frame_text(wrong, raw=True)
