@@ -88,12 +88,18 @@ class TalkerStage(FrameStage):
             codes=codes,
             text_first=self._text_first,
         )
-        sampling = {**self.spec.ar.sampling.set_values(), **request.sampling}
-        limit = request.speech.max_audio_tokens or sampling.get("max_tokens") or _MIN_TOKENS
-        least = min(limit, max(_MIN_TOKENS, int(sampling.get("min_tokens") or 0)))
+        least = self._least_tokens(request, len(rows))
         # No prompt of ids: the one in their place is never sampled, so that no penalty on the prompt has an effect.
         prompt = EmbeddedPrompt([self.config.codec_pad_id] * len(rows), rows, later, len(rows))
         return prompt, {"stop_token_ids": [self.config.codec_eos_token_id], "min_tokens": least}
+
+    def _least_tokens(self, request: GenerateRequest, num_rows: int) -> int:
+        """Return how many tokens come before an end: all of them, if it is ignored."""
+        sampling = {**self.spec.ar.sampling.set_values(), **request.sampling}
+        room = self.engine.vllm_config.model_config.max_model_len - num_rows
+        limit = int(request.speech.max_audio_tokens or sampling.get("max_tokens") or max(room, 1))
+        wanted = limit if sampling.get("ignore_eos") else int(sampling.get("min_tokens") or 0)
+        return min(limit, max(_MIN_TOKENS, wanted))
 
     def _tokenize(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text)["input_ids"]

@@ -20,7 +20,7 @@ from omni_cli.requests.capabilities import Capabilities, cloning_profiles
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
-VIBEVOICE, OMNI = load_profile("tiny-vibevoice"), load_profile("tiny-omni")
+VIBEVOICE, OMNI, TTS = load_profile("tiny-vibevoice"), load_profile("tiny-omni"), load_profile("tiny-qwen3-tts")
 # A family that needs the words of a recording, of two speakers at most.
 WITH_TEXT = Cloning(max_voices=2, text="needed", max_s=2.0)
 
@@ -135,3 +135,33 @@ def test_a_bad_recording_of_a_line_fails_alone(tmp_path: Path) -> None:
     good, bad = decode_specs(read_specs({}, lines, capabilities()), VIBEVOICE, capabilities())
     assert len(good.build().speech.voices) == 1
     assert isinstance(bad, BadRequest) and isinstance(bad.error, InputError) and "has no sound" in str(bad.error)
+
+
+def test_instructions_are_a_system_message_before_the_text() -> None:
+    request = request_of(get_capabilities(TTS), TTS, instructions="Slowly.")
+    assert [(message.role, message.parts[0].text) for message in request.messages] == [
+        ("system", "Slowly."),
+        ("user", "hello"),
+    ]
+    own = TTS.with_stages([TTS.stages[0].model_copy(update={"system_prompt": "In a low voice."}), TTS.stages[1]])
+    assert request_of(get_capabilities(own), own, instructions="Slowly.").messages[0].parts[0].text == (
+        "In a low voice.\n\nSlowly."
+    )
+
+
+def test_speech_to_make_has_a_language_and_asks_for_no_transcript() -> None:
+    request = request_of(get_capabilities(TTS), TTS, language="English")
+    assert request.transcription.language == "English" and not request.transcription.asked
+    assert request.modalities is None
+
+
+@pytest.mark.parametrize("field", ["language", "instructions"])
+def test_a_model_that_does_not_take_it_refuses_it(field: str) -> None:
+    with pytest.raises(UsageError, match=f"`--{field}` has no effect with profile `tiny-vibevoice`"):
+        request_of(capabilities(), **{field: "en"})
+
+
+def test_a_model_that_hears_needs_the_sound_whose_language_is_given() -> None:
+    hears = load_profile("tiny-qwen3-omni")
+    with pytest.raises(UsageError, match="`--audio` is missing, whose `--language` is given"):
+        request_of(get_capabilities(hears), hears, language="en")
