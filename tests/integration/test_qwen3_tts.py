@@ -57,9 +57,9 @@ def heard(result: RequestResult) -> np.ndarray:
     return audio.samples
 
 
-def codes_of(result: RequestResult) -> object:
+def codes_of(result: RequestResult) -> tuple[tuple[int, ...], ...]:
     assert result.error is None, result.error
-    return result.stages[0].output_codes
+    return tuple(map(tuple, result.stages[0].output_codes))
 
 
 def assert_equal(result: RequestResult, expected: RequestResult) -> None:

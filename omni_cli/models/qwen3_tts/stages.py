@@ -15,7 +15,7 @@ from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, talker_par
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.core.errors import InputError
-from omni_cli.models.codec.frame_stage import CODES, FrameStage
+from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
 from omni_cli.models.qwen3_tts.family import TALKER, TalkerConfig
 from omni_cli.models.qwen3_tts.rows import RowMaker, frame_text, pick_language, tokenize_request
@@ -27,8 +27,6 @@ from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import EmbeddedPrompt
 
-# In the first stage output: how many of the first frames of `codes` are a recording's, to be decoded and not heard.
-NUM_CONTEXT = "num_context"
 _SAMPLE_RATE = 24_000
 _MIN_TOKENS = 2
 _CLONES, _DESIGNS = "base", "voice_design"
@@ -158,4 +156,4 @@ class TalkerStage(FrameStage):
         if recorded is None or begin:
             return information
         spoken = self.speech(active, begin, end)
-        return {CODES: torch.cat([recorded.to(spoken), spoken]), NUM_CONTEXT: [len(recorded)]}
+        return {CODES: torch.cat([recorded.to(spoken), spoken]), NUM_BEFORE: [len(recorded)]}

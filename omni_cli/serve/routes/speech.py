@@ -88,8 +88,10 @@ def _check(service: Service, body: SpeechRequest) -> None:
     if body.audio_format == "opus" and body.sample_rate not in (None, *OPUS_RATES):
         message = f"`sample_rate`: Opus has no {body.sample_rate} Hz; it has {', '.join(map(str, OPUS_RATES))}"
         raise APIError(400, message, code="unsupported_value", param="sample_rate")
+    # A model that hears takes the language of what it hears.
+    taken = service.capabilities.fields - ({"language"} if service.capabilities.hears else set())
     for name, why in _OPTIONAL.items():
-        if getattr(body, name) and name not in service.capabilities.fields:
+        if getattr(body, name) and name not in taken:
             raise APIError(400, f"`{name}` is not supported: {why}", code="unsupported_parameter", param=name)
 
 

@@ -158,6 +158,8 @@ def test_instructions_need_a_model_that_follows_them(family: str, request: pytes
     server: OmniServer = request.getfixturevalue(family)
     refused = server.request("POST", SPEECH, {"input": "hello", "instructions": "Whisper."})
     assert refused.status == 400 and refused.error["param"] == "instructions"
+    refused = server.request("POST", SPEECH, {"input": "hello", "language": "en"})
+    assert refused.status == 400 and refused.error["param"] == "language"
     assert server.request("POST", SPEECH, {"input": "hello", "instructions": "", "speed": 1.0}).status == 200
 
 
