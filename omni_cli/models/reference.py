@@ -17,8 +17,9 @@ from PIL import Image
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.machine import read_memory
 from omni_cli.models.forcing import ForcedCodes as ForcedCodes
-from omni_cli.models.forcing import ForcedTokens, replace_attribute
+from omni_cli.models.forcing import ForcedTokens as ForcedTokens
 from omni_cli.models.forcing import led_by as led_by
+from omni_cli.models.forcing import replace_attribute as replace_attribute
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, Way
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Message, Part

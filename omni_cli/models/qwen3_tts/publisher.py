@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -31,16 +32,17 @@ def load(folder: str, dtype: str, attention: str) -> Any:
         parent, _, leaf = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], leaf, module)
-    from qwen_tts import Qwen3TTSModel
+    kind: Any = import_module("qwen_tts").Qwen3TTSModel
+    return kind.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention)
 
-    return Qwen3TTSModel.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention)
 
-
-def speak(model: Any, call: dict[str, Any], given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def speak(model: Any, call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Call the package, led through the tokens and codes of `given` if it has any; greedy."""
     from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
 
-    core, lengths, made = model.model, [], []
+    core = model.model
+    lengths: list[int] = []
+    made: list[np.ndarray] = []
     generate = core.generate
 
     def note_codes(**options: Any) -> Any:
