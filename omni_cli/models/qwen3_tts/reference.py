@@ -15,7 +15,7 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen3_tts import publisher
-from omni_cli.models.reference import get_limits
+from omni_cli.models.reference import SpokenText, get_limits
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.models.voices import pick_speaker, text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
@@ -55,14 +55,18 @@ class Qwen3TTSReference:
         engine = output.tokens[self._stage]
         given: dict[str, Any] = {"tokens": np.array(engine.token_ids), "candidates": engine.candidates}
         given["codes"] = np.array(engine.codes or (), np.int64)
-        answer = self.speak(output.request, given)
+        answer = self._ask(output.request, given)
         scores = TokenScores(**{name: answer[name] for name in _NOTED})
         arrays = {name: answer["waveform"] for name in output.arrays}
         return Expected({self._stage: scores}, arrays, self._codec, num_input_tokens=int(answer["num_input_tokens"]))
 
-    def speak(self, request: GenerateRequest, given: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
+    def speak(self, request: GenerateRequest) -> SpokenText:
+        answer = self._ask(request, {})
+        return SpokenText(answer["waveform"], codes=tuple(map(tuple, answer["frames"].tolist())))
+
+    def _ask(self, request: GenerateRequest, given: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the package's arrays: `frames` of codes and `waveform`, and what it notes of `given` tokens."""
-        arrays = {**(given or {}), "call": np.array(json.dumps(self._call(request)))}
+        arrays = {**given, "call": np.array(json.dumps(self._call(request)))}
         if request.speech.voices:
             (voice,) = request.speech.voices
             arrays |= {"voice": voice.samples, "rate": np.array(voice.sample_rate)}
