@@ -29,7 +29,7 @@ from omni_cli.stage.messages import decoder, pack
 def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
     """Load the reference in one way after another, and run all requests in each."""
     reference_class = load(work.reference)
-    from omni_cli.measure.verify.rough_sums import RoughSums  # which imports torch
+    from omni_cli.models.rough_sums import RoughSums  # which imports torch
 
     config = for_family(work.source.load(work.overrides), read_family(work.folder))
     results: Results = []

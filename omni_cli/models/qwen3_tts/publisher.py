@@ -88,7 +88,7 @@ def main() -> None:
             given = dict(file)
         with contextlib.ExitStack() as stack:
             if is_rough == "rough":
-                from omni_cli.measure.verify.rough_sums import RoughSums
+                from omni_cli.models.rough_sums import RoughSums
 
                 stack.enter_context(RoughSums())
             np.savez(answer, **speak(model, json.loads(str(given.pop("call"))), given))
