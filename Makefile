@@ -20,10 +20,10 @@ INSTALL = $(PYTHON) scripts/install.py --venv $(VENV) --extra $(EXTRA) --torch-i
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser site install dev clean python
+.PHONY: help demo demo-real test test-all test-fast lint format unit hooks integration browser site install dev reference-qwen3-tts clean python
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: install ## install if needed, then generate text, speech, images, video and sound
 	$(BIN)/omni generate --profile tiny-omni --overwrite --output-dir $(OUT)/speech "hello"
@@ -81,6 +81,12 @@ install: python ## create the environment for running
 
 dev: python ## create the environment for running and development
 	@$(INSTALL) --dev
+
+reference-qwen3-tts: python ## create the environment of Qwen3-TTS's publisher, for `omni verify --reference-python`
+	$(PYTHON) -m venv .$@
+	.$@/bin/pip install --quiet torch==2.13.0 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	.$@/bin/pip install --quiet transformers==4.57.3 accelerate==1.12.0 librosa soundfile einops
+	.$@/bin/pip install --quiet --no-deps qwen-tts==0.1.1
 
 clean: ## remove the environment, build output and caches
 	rm -rf $(VENV) build dist out .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

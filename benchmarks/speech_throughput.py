@@ -1,6 +1,9 @@
-"""Eight texts spoken at once by omni, interleaved with transformers' `generate`, one after another, on a small model.
+"""Eight texts spoken at once by omni, interleaved with its reference, one after another, on a small model.
 
     python benchmarks/speech_throughput.py [--profile tiny-vibevoice|tiny-higgs-audio] [--rounds 5]
+    python benchmarks/speech_throughput.py --profile tiny-qwen3-tts --reference-python PATH
+
+The reference is transformers' `generate`, or the publisher's package, in the Python of `make reference-qwen3-tts`.
 
 The same texts and seeds in float32, greedy; both sides make equally many samples, or nothing is printed. One unmeasured
 round of each side warms it up, and each side idles while the other is measured. Goal: at least 3 times as fast.
@@ -31,8 +34,12 @@ from omni_cli.models.scores import Way
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 
 GOAL = 3.0
-OMNI, TRANSFORMERS = "omni", "transformers"
-MAX_TOKENS = {"tiny-vibevoice": ("speaker", 64), "tiny-higgs-audio": ("backbone", 128)}
+OMNI, REFERENCE = "omni", "reference"
+MAX_TOKENS = {
+    "tiny-vibevoice": ("speaker", 64),
+    "tiny-higgs-audio": ("backbone", 128),
+    "tiny-qwen3-tts": ("talker", 32),
+}
 TEXTS = (
     "Hello.", "What is the capital of France?", "Tell me a story about the rain on a tin roof.", "One, two, three.",
     "In the evening the boats come home.", "A day in May.", "The lighthouse is red.", "And now, the weather.",
@@ -45,12 +52,12 @@ def overrides(profile: str) -> list[str]:
     return [f"{stage}.sampling.max_tokens={count}", f"{stage}.sampling.temperature=0"]
 
 
-def serve(profile: str, connection: Connection) -> None:
-    """Run transformers' side on request, in a process of its own: omni's settings of OpenMP must not slow it down."""
+def serve(profile: str, python: tuple[str, ...], connection: Connection) -> None:
+    """Run the reference's side on request, in a process of its own: omni's settings of OpenMP must not slow it down."""
     prepare_libraries()
     config = load_profile(profile, overrides(profile))
     folder = Path(resolve_model(config.model))
-    reference = load(read_family(folder).reference)(folder, config, Way("float32"))
+    reference = load(read_family(folder).reference)(folder, config, Way("float32"), *python)
     connection.send(None)
     while True:
         try:
@@ -72,10 +79,10 @@ async def speak(llm: OmniLLM, request: GenerateRequest) -> int:
 
 async def measure(profile: str, connection: Connection, rounds: int) -> dict[str, list[float]]:
     llm = OmniLLM(load_profile(profile, overrides(profile)))
-    times: dict[str, list[float]] = {OMNI: [], TRANSFORMERS: []}
+    times: dict[str, list[float]] = {OMNI: [], REFERENCE: []}
 
     async def run(side: str) -> tuple[float, list[int]]:
-        if side == TRANSFORMERS:
+        if side == REFERENCE:
             connection.send(None)
             return await asyncio.to_thread(connection.recv)
         began_s = time.perf_counter()
@@ -84,10 +91,10 @@ async def measure(profile: str, connection: Connection, rounds: int) -> dict[str
 
     try:
         await llm.start()
-        (_, expected), (_, made) = await run(TRANSFORMERS), await run(OMNI)
+        (_, expected), (_, made) = await run(REFERENCE), await run(OMNI)
         if made != expected:
-            raise SystemExit(f"error: samples differ: omni {made}, transformers {expected}")
-        for turn, side in interleaved((OMNI, TRANSFORMERS), rounds):
+            raise SystemExit(f"error: samples differ: omni {made}, reference {expected}")
+        for turn, side in interleaved((OMNI, REFERENCE), rounds):
             seconds, _ = await run(side)
             times[side].append(seconds)
             sys.stderr.write(f"round {turn + 1}/{rounds}   {side:12}   {seconds:.2f} s\n")
@@ -101,10 +108,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--profile", choices=MAX_TOKENS, default="tiny-vibevoice")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reference-python", help="Python with the publisher's package, for tiny-qwen3-tts")
     arguments = parser.parse_args()
+    python = (arguments.reference_python,) if arguments.reference_python else ()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(arguments.profile, theirs), daemon=True)
+    process = context.Process(target=serve, args=(arguments.profile, python, theirs), daemon=True)
     process.start()
     theirs.close()  # so that its end is noticed here
     ours.recv()
@@ -112,8 +121,8 @@ def main() -> int:
         times = asyncio.run(measure(arguments.profile, ours, arguments.rounds))
     finally:
         process.kill()
-    ratio = ratio_of_medians(times[TRANSFORMERS], times[OMNI])
-    sys.stdout.write(f"{arguments.profile}: transformers / omni {ratio} (goal {GOAL:g})\n{machine_line()}\n")
+    ratio = ratio_of_medians(times[REFERENCE], times[OMNI])
+    sys.stdout.write(f"{arguments.profile}: reference / omni {ratio} (goal {GOAL:g})\n{machine_line()}\n")
     return int(ratio.value < GOAL)
 
 

@@ -52,6 +52,14 @@ class VerifyOptions(ProfileOptions):
     low_memory: Annotated[
         bool, option("--low-memory", None, "Read weights of the reference that do not fit when they are used.")
     ] = False
+    reference_python: Annotated[
+        Path | None,
+        option(
+            "--reference-python",
+            "PATH",
+            "Python with the publisher's package, for a reference that needs one.",
+        ),
+    ] = None
     output_json: Annotated[Path | None, option("--output-json", "FILE", "Save the record.")] = None
     markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the result as Markdown.")] = None
     junit: Annotated[Path | None, option("--junit", "FILE", "Also write the rows as JUnit XML.")] = None

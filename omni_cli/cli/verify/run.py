@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -65,6 +66,7 @@ _OF_TRANSCRIPTION = frozenset({"request_id", *(name for name, row in FIELDS.item
 def verify_profile(options: VerifyOptions) -> int:
     """Verify a profile and return the exit code. Raises `OmniError` if nothing was checked."""
     began_s = time.monotonic()
+    _reference_python(options)
     source = profile_source(options, options.lora)
     config = source.load()
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
@@ -87,7 +89,13 @@ def verify_profile(options: VerifyOptions) -> int:
     def start(folder: Path, line: LiveLine) -> Checks:
         on_event, say = partial(say_loading, say=line.step), line.say
         engine = EngineSubject(
-            source, modes, on_event=on_event, say=say, low_memory=options.low_memory, verbose=options.verbose
+            source,
+            modes,
+            on_event=on_event,
+            say=say,
+            low_memory=options.low_memory,
+            verbose=options.verbose,
+            reference_python=_reference_python(options),
         )
         return Checks(engine, plan, folder, say)
 
@@ -180,7 +188,22 @@ def _reference(options: VerifyOptions) -> Reference | None:
     config = source.load()
     fetch_model(config, quiet=options.quiet)
     folder = Path(resolve_model(config.model))
-    return Reference(source, config, folder, low_memory=options.low_memory, verbose=options.verbose, row_stage=TEXT)
+    return Reference(
+        source,
+        config,
+        folder,
+        low_memory=options.low_memory,
+        verbose=options.verbose,
+        row_stage=TEXT,
+        python=_reference_python(options),
+    )
+
+
+def _reference_python(options: VerifyOptions) -> str | None:
+    path = options.reference_python
+    if path is not None and not os.access(path, os.X_OK):
+        raise UsageError(f"`--reference-python {path}` is no program", hint="name the `bin/python` of an environment")
+    return None if path is None else str(path.absolute())
 
 
 def _run_checks(

@@ -68,9 +68,11 @@ class EngineSubject(Subject):
         say: Callable[[str], None],
         low_memory: bool = False,
         verbose: bool = False,
+        reference_python: str | None = None,
     ) -> None:
         self._source, self._overrides, self._modes = source, modes[0].overrides, tuple(modes[1:])
         self._on_event, self._say, self._low_memory, self._verbose = on_event, say, low_memory, verbose
+        self._reference_python = reference_python
         self.config = config = source.load(self._overrides)
         first, last = config.stages[0], config.stages[-1]
         self.stage, self.last = first.name, last.name
@@ -87,7 +89,15 @@ class EngineSubject(Subject):
         self._engine = OmniLLM(self.config, verbose=self._verbose)
         await self._engine.start(self._on_event)
         folder = self._folder = Path(self._engine.checkpoint)
-        self.reference = Reference(self._source, self.config, folder, self._overrides, self._low_memory, self._verbose)
+        self.reference = Reference(
+            self._source,
+            self.config,
+            folder,
+            self._overrides,
+            low_memory=self._low_memory,
+            verbose=self._verbose,
+            python=self._reference_python,
+        )
         self._makes_text = self.reference.family.roles[0].makes == "text"
         self.decode = make_decoder(folder, self.config)
         return self

@@ -16,7 +16,7 @@ from omni_cli.checkpoints.files import count_parameters, read_family
 from omni_cli.config.families import Family
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.child_python import python_command
-from omni_cli.core.errors import OmniError
+from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.core.machine import read_memory
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.measure.bench.profile_source import ProfileSource
@@ -29,13 +29,14 @@ Results = list[list[Expected | str]]
 
 _WIDER = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
 _ITEMSIZES = {**ITEMSIZES, "float64": 8}
+_DROP = "leave out `--reference-python`"
 # A process with torch, activations, and a KV cache of a few hundred tokens.
 _BESIDE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Work:
-    """The task of a reference: `reference` is `package.module:name` of its class."""
+    """The task of a reference: `reference` is `package.module:name` of its class, `python` that of its package."""
 
     reference: str
     folder: str
@@ -43,6 +44,7 @@ class Work:
     overrides: tuple[str, ...]
     ways: tuple[Way, ...]
     outputs: tuple[EngineOutput, ...]
+    python: str | None = None
 
 
 class ReferenceAnswer(msgspec.Struct, frozen=True):
@@ -58,6 +60,7 @@ class Reference:
     """A checkpoint in `folder`, for its family's reference, configured as in `source` with `overrides`.
 
     `row_stage` is the stage of its rows in place of its own first one, which is then the only one.
+    `python` is another Python, of a family whose publisher's package needs one.
     """
 
     source: ProfileSource
@@ -67,6 +70,7 @@ class Reference:
     low_memory: bool = False
     verbose: bool = False
     row_stage: str | None = None
+    python: str | None = None
 
     @property
     def family(self) -> Family:
@@ -85,10 +89,16 @@ class Reference:
         """
         if self.family.reference is None:
             return ReferenceAnswer(why=f"the model family `{self.family.name}` has no reference")
+        recipe = self.family.reference_recipe
+        if self.python is not None and recipe is None:
+            raise UsageError(f"the reference of `{self.family.name}` runs in omni's own Python", hint=_DROP)
+        if self.python is None and recipe is not None:
+            why = "the publisher's package needs a Python of its own"
+            return ReferenceAnswer(why=f"{why}: `make {recipe}`, then `--reference-python .{recipe}/bin/python`")
         ways = _get_ways(self.config.dtype, low_memory=self.low_memory)
         _check_memory(self.folder, ways)
         sendable = tuple(replace(output, request=sendable_request(output.request)) for output in outputs)
-        work = Work(self.family.reference, str(self.folder), self.source, self.overrides, ways, sendable)
+        work = Work(self.family.reference, str(self.folder), self.source, self.overrides, ways, sendable, self.python)
         try:
             return await _run_process(work, scratch, say, verbose=self.verbose)
         except OmniError as error:

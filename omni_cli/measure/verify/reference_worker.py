@@ -29,7 +29,7 @@ from omni_cli.stage.messages import decoder, pack
 def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
     """Load the reference in one way after another, and run all requests in each."""
     reference_class = load(work.reference)
-    from omni_cli.measure.verify.rough_sums import RoughSums  # which imports torch
+    from omni_cli.models.rough_sums import RoughSums  # which imports torch
 
     config = for_family(work.source.load(work.overrides), read_family(work.folder))
     results: Results = []
@@ -40,7 +40,7 @@ def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
         name = f"reference in {way.dtype}, {way.attention} attention ({number + 1} of {len(work.ways)})"
         say(f"{name}: loading")
         try:
-            reference = reference_class(Path(work.folder), config, way)
+            reference = reference_class(Path(work.folder), config, way, *filter(None, (work.python,)))
         except NoReferenceError as error:
             return ReferenceAnswer(why=str(error))
         found: list[Expected | str] = []

@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDel
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.checkpoints.files import weight_files
 from omni_cli.checkpoints.shards import lacking
-from omni_cli.models.qwen3_tts.decoder import SpeechTokenizerConfig
+from omni_cli.models.qwen3_tts.decoder import SpeechTokenizerConfig, rename
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER
 from omni_cli.requests.encoding import resample
 
@@ -51,9 +51,9 @@ class VoiceEncoder:
         config.encoder_config.sliding_window = _ALL_POSITIONS
         self._mimi: Any = MimiModel._from_config(config.encoder_config, dtype=torch.float32)
         self._mimi.decoder = self._mimi.decoder_transformer = self._mimi.upsample = None
-        _load(self._mimi, Path(folder, SPEECH_TOKENIZER), "encoder.")
+        load_part(self._mimi, Path(folder, SPEECH_TOKENIZER), "encoder.")
         sizes = VOICE_SIZES | (read_config(Path(folder)).get("speaker_encoder_config") or {})
-        self._voice = _load(ECAPA_TimeDelayNet(SimpleNamespace(**sizes)), Path(folder), "speaker_encoder.")
+        self._voice = load_part(ECAPA_TimeDelayNet(SimpleNamespace(**sizes)), Path(folder), "speaker_encoder.")
         filters = mel_filter_bank(_WINDOW // 2 + 1, _NUM_MELS, 0.0, _RATE / 2, _RATE, norm="slaney", mel_scale="slaney")
         self._filters = torch.from_numpy(filters).float().T
 
@@ -84,13 +84,13 @@ def _resample(samples: np.ndarray, rate: int) -> torch.Tensor:
     return torch.from_numpy(np.pad(sound, (0, length - len(sound))))
 
 
-def _load(module: nn.Module, folder: Path, prefix: str) -> nn.Module:
-    """Load the weights called `prefix...` as float32."""
+def load_part(module: nn.Module, folder: Path, prefix: str) -> nn.Module:
+    """Load the weights called `prefix...` as float32. Raises `CheckpointError` if any is missing."""
     state: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as weights:
             names = [name for name in weights.keys() if name.startswith(prefix)]  # noqa: SIM118 - it is no mapping
-            state |= {name.removeprefix(prefix): weights.get_tensor(name).float() for name in names}
+            state |= {rename(name.removeprefix(prefix)): weights.get_tensor(name).float() for name in names}
     missing = module.load_state_dict(state, strict=False).missing_keys
     if missing:
         raise lacking(folder, [prefix + name for name in missing])

@@ -71,6 +71,7 @@ FAMILY = Family(
     profile=f"{_HERE}.family:derive_stages",
     prompt_frame=PROMPT_FRAME,
     reference=f"{_HERE}.reference:Qwen3TTSReference",
+    reference_recipe="reference-qwen3-tts",
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from omni_cli.measure.verify.rough_sums import RoughSums
+from omni_cli.models.rough_sums import RoughSums
 
 EPS = float(np.finfo(np.float32).eps)
 
