@@ -135,6 +135,7 @@ def test_speech_of_a_given_length_does_not_end_early(engine):
     [
         ({"speaker": "Bob"}, "unknown speaker `Bob`"),
         ({"prompt": " "}, "the prompt is empty"),
+        ({"max_audio_tokens": 1}, "stage `talker` said nothing: it ended, or was cut, at once"),
         ({"raw": True}, "a raw prompt is a text in the model's own marks"),
         ({"prompt": "word " * 4000}, "the prompt is longer than stage `talker` takes"),
         ({"voices": (ReferenceVoice(np.ones(24_000, np.float32), 24_000),)}, "this checkpoint does not clone voices"),

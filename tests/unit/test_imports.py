@@ -44,6 +44,21 @@ loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(heavy))
 print("\\n" + json.dumps([int(code), loaded]))
 """
 
+BUILDERS = """
+import importlib, json, sys
+from omni_cli.config.families import families
+from omni_cli.core.compat.libraries import prepare_libraries
+
+prepare_libraries()
+builders = {builder.partition(":")[0] for family in families().values() for builder in family.builtins.values()}
+loads_it = []
+for module in sorted(builders):
+    importlib.import_module(module)
+    if json.loads(sys.argv[1]) in sys.modules:
+        loads_it.append(module)
+print("\\n" + json.dumps([len(builders), loads_it]))
+"""
+
 
 def python(program: str, argument: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -72,6 +87,13 @@ def test_some_packages_import_no_heavy_library() -> None:
 def test_the_blocker_blocks() -> None:
     result = python(BLOCKED_IMPORT, [["json"], ["json.tool"]])
     assert "json.tool is blocked" in result.stderr
+
+
+def test_small_checkpoints_are_built_without_vllm_which_speaks_while_it_is_loaded() -> None:
+    result = python(BUILDERS, "vllm")
+    assert result.returncode == 0, result.stderr
+    num_builders, loads_it = json.loads(result.stdout.splitlines()[-1])
+    assert num_builders > 3 and loads_it == []
 
 
 @pytest.mark.parametrize(

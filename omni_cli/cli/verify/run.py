@@ -201,7 +201,7 @@ def _reference(options: VerifyOptions) -> Reference | None:
 
 def _reference_python(options: VerifyOptions) -> str | None:
     path = options.reference_python
-    if path is not None and not os.access(path, os.X_OK):
+    if path is not None and not (path.is_file() and os.access(path, os.X_OK)):
         raise UsageError(f"`--reference-python {path}` is no program", hint="name the `bin/python` of an environment")
     return None if path is None else str(path.absolute())
 

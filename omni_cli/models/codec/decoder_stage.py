@@ -256,7 +256,7 @@ class CodecStage(VllmStage):
         stream.num_frames += codes.shape[1]
         stream.has_all_codes = is_last
         if is_last and stream.num_frames <= stream.num_before:
-            raise InputError(f"stage `{self.spec.stage.input}` said nothing: it ended at once")
+            raise InputError(f"stage `{self.spec.stage.input}` said nothing: it ended, or was cut, at once")
         self._next_piece(stream)
         if is_last and not stream.is_decoding:
             # All frames were decoded before it was known that no more would come.

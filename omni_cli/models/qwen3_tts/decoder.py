@@ -1,10 +1,8 @@
-"""The 12 Hz tokenizer's decoder, from parts of Qwen3-Omni's code2wav and of Mimi in transformers, and its stage."""
+"""The 12 Hz tokenizer's decoder, from parts of Qwen3-Omni's code2wav and of Mimi in transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import copy
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,9 +15,6 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalTransConvNet,
     Qwen3OmniMoeCode2WavTransformerModel,
 )
-
-from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
-from omni_cli.models.qwen3_tts.family import CODE2WAV, SPEECH_TOKENIZER
 
 # Parts of a quantizer's names: in a checkpoint, and in transformers' Mimi.
 _QUANTIZER_NAMES = (
@@ -106,31 +101,3 @@ class SpeechDecoder(Qwen3OmniMoeCode2Wav):
         for module in (*(part for parts in self.upsample for part in parts), *self.decoder):
             hidden = module(hidden)
         return hidden.clamp(min=-1, max=1)
-
-
-class Qwen3TTSCode2Wav(CodecForDiffusion):
-    """Loads the decoder of a `speech_tokenizer` folder."""
-
-    weights_prefix = "decoder."
-
-    def make_codec(self, config: Any) -> nn.Module:
-        decoder = config.decoder_config
-        self.sample_rate = config.output_sample_rate
-        self.codebook_size, self.num_codebooks = decoder.codebook_size, decoder.num_quantizers
-        codec: nn.Module = SpeechDecoder._from_config(decoder, dtype=torch.get_default_dtype())
-        return codec
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        prefix = self.weights_prefix
-        own = ((name.removeprefix(prefix), weight) for name, weight in weights if name.startswith(prefix))
-        return super().load_weights((prefix + rename(name), weight) for name, weight in own)
-
-
-class Qwen3TTSCodecStage(CodecStage):
-    """Decodes frames of codes to a waveform; its engine's model is the checkpoint's `speech_tokenizer` folder."""
-
-    architecture = CODE2WAV
-
-    def engine_args(self) -> dict[str, object]:
-        arguments = super().engine_args()
-        return {**arguments, "model": str(Path(str(arguments["model"]), SPEECH_TOKENIZER))}

@@ -54,7 +54,7 @@ FAMILY = Family(
             name="code2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.decoder:Qwen3TTSCodecStage",
+            stage=f"{_HERE}.model:Qwen3TTSCodecStage",
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
@@ -62,7 +62,7 @@ FAMILY = Family(
             needed_weights=(f"{SPEECH_TOKENIZER}/decoder.",),
         ),
     ),
-    vllm_models={TALKER: f"{_HERE}.model:Qwen3TTSTalker", CODE2WAV: f"{_HERE}.decoder:Qwen3TTSCode2Wav"},
+    vllm_models={TALKER: f"{_HERE}.model:Qwen3TTSTalker", CODE2WAV: f"{_HERE}.model:Qwen3TTSCode2Wav"},
     builtins={
         "tiny-qwen3-tts": f"{_BUILDERS}:custom_voice",
         "tiny-qwen3-tts-base": f"{_BUILDERS}:base",

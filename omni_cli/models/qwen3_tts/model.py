@@ -1,10 +1,11 @@
-"""Qwen3-TTS's talker as a vLLM model; a position's input is a row of text and codec sides, or of a frame's codes."""
+"""Qwen3-TTS's models in vLLM; a position's input is a row of text and codec sides, or of a frame's codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +16,11 @@ from vllm.model_executor.models.qwen3 import Qwen3Model
 from vllm.model_executor.models.utils import PPMissingLayer
 
 from omni_cli.models.codec.code_predictor import CodeSampling
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
 from omni_cli.models.codec.talker_model import TalkerModel, talker_weights
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM's processes read the configuration
-from omni_cli.models.qwen3_tts.family import generation_settings
+from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
+from omni_cli.models.qwen3_tts.family import CODE2WAV, SPEECH_TOKENIZER, generation_settings
 
 
 def read_code_sampling(folder: Path) -> CodeSampling:
@@ -60,3 +63,31 @@ class Qwen3TTSTalker(TalkerModel):
         size = self.config.text_hidden_size
         projected: torch.Tensor = self.text_projection(rows[:, :size]) + rows[:, size:]
         return projected
+
+
+class Qwen3TTSCode2Wav(CodecForDiffusion):
+    """Loads the decoder of a `speech_tokenizer` folder."""
+
+    weights_prefix = "decoder."
+
+    def make_codec(self, config: Any) -> nn.Module:
+        decoder = config.decoder_config
+        self.sample_rate = config.output_sample_rate
+        self.codebook_size, self.num_codebooks = decoder.codebook_size, decoder.num_quantizers
+        codec: nn.Module = SpeechDecoder._from_config(decoder, dtype=torch.get_default_dtype())
+        return codec
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        prefix = self.weights_prefix
+        own = ((name.removeprefix(prefix), weight) for name, weight in weights if name.startswith(prefix))
+        return super().load_weights((prefix + rename(name), weight) for name, weight in own)
+
+
+class Qwen3TTSCodecStage(CodecStage):
+    """Decodes frames of codes to a waveform; its engine's model is the checkpoint's `speech_tokenizer` folder."""
+
+    architecture = CODE2WAV
+
+    def engine_args(self) -> dict[str, object]:
+        arguments = super().engine_args()
+        return {**arguments, "model": str(Path(str(arguments["model"]), SPEECH_TOKENIZER))}

@@ -90,13 +90,13 @@ class Qwen3TTSReference:
             "language": LANGUAGES.get(language.partition("-")[0], language),
             **{name: value for name, value in limits.items() if name != "min_new_tokens"},
         }
-        text_first = getattr(self._config.stage(self._stage), "text_first", None)
-        if text_first is not None:
+        talker = self._config.stage(self._stage)
+        if (text_first := getattr(talker, "text_first", None)) is not None:
             call["non_streaming_mode"] = text_first
         if self._kind == "base":
             words = request.speech.voices[0].text if request.speech.voices else None
             return {**call, "ref_text": words or None, "x_vector_only_mode": not words}
-        call["instruct"] = "".join(part.text for part in how)
+        call["instruct"] = "".join(part.text for part in how) or getattr(talker, "system_prompt", None) or ""
         if self._kind == "custom_voice":
             call["speaker"] = pick_speaker(self._speakers, request.speech.speaker)
         return call

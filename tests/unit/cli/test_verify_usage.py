@@ -40,6 +40,7 @@ def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--profile", "tiny-image", "--requests", "none.jsonl"], ["none.jsonl"]),
         (["--profile", "tiny-image", "--output-json", "none/verify.json"], ["no folder `none`"]),
         (["--profile", "tiny-image", "--junit", "."], ["it is a folder"]),
+        (["--profile", "tiny-qwen3-tts", "--reference-python", "."], ["is no program", "`bin/python`"]),
     ],
 )
 def test_a_mistake_is_one_error(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
