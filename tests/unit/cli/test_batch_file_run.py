@@ -18,7 +18,7 @@ from omni_cli.serve.exchange import Exchange
 class Worker:
     """An engine that is ready at once."""
 
-    stages = (StageInfo("model", "ar", 1.0, 1),)
+    stages = (StageInfo("model", "ar", 1.0, {}),)
 
     async def start(self, _on_event: Any) -> None:
         pass
