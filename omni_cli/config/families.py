@@ -252,8 +252,7 @@ def _load_family(point: EntryPoint) -> Family | BrokenPlugin:
     try:
         family = point.load()
     except Exception as error:  # noqa: BLE001 - whatever a package raises stops only its own family
-        # A syntax error's `str` has its place, too.
-        text, place = getattr(error, "msg", error), plugin_place(error) or _file_of(point)
+        text, place = getattr(error, "msg", error), plugin_place(error) or _file_of(point)  # `str` may have the place
         return BrokenPlugin(_package(point), f"cannot import {named}: {type(error).__name__}: {text} ({place})")
     if not isinstance(family, Family):
         message = f"{named} is of type {type(family).__name__}, not a Family ({_file_of(point, point.attr)})"
