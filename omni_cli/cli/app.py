@@ -263,12 +263,12 @@ def _usage_error(error: Any) -> UsageError:
 
 
 def _argument_hint(error: Any, context: Any) -> str | None:
-    """Return the option that an argument too many is a value of: an address, or the folder of a model."""
+    """Return the option that an argument too many is a value of: an address, or a folder of a model or of records."""
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
     if extra is None or context is None:
         return None
-    name = "--url" if "://" in extra[1] else "--model" if Path(extra[1]).is_dir() else None
-    return f"did you mean `{name} {extra[1]}`?" if name in _names(context) else None
+    names = ["--url"] if "://" in extra[1] else ["--model", "--history"] if Path(extra[1]).is_dir() else []
+    return next((f"did you mean `{name} {extra[1]}`?" for name in names if name in _names(context)), None)
 
 
 def _names(context: Any) -> list[str]:

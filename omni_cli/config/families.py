@@ -252,10 +252,10 @@ def _load_family(point: EntryPoint) -> Family | BrokenPlugin:
     try:
         family = point.load()
     except Exception as error:  # noqa: BLE001 - whatever a package raises stops only its own family
-        place = plugin_place(error) or _file_of(point)
-        return BrokenPlugin(_package(point), f"cannot import {named}: {type(error).__name__}: {error} ({place})")
+        text, place = getattr(error, "msg", error), plugin_place(error) or _file_of(point)  # `str` may have the place
+        return BrokenPlugin(_package(point), f"cannot import {named}: {type(error).__name__}: {text} ({place})")
     if not isinstance(family, Family):
-        message = f"{named} is a {type(family).__name__}, not a Family ({_file_of(point, point.attr)})"
+        message = f"{named} is of type {type(family).__name__}, not a Family ({_file_of(point, point.attr)})"
         return BrokenPlugin(_package(point), message)
     return family
 

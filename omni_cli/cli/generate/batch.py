@@ -67,7 +67,7 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
         if not self._end_bad_requests():
             return
         await self._worker.start(self._progress.handle)
-        self._started, in_flight = True, asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        self._ready_at, in_flight = time.monotonic(), asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         lines = [(index, line) for index, line in enumerate(self._requests) if isinstance(line, BatchLine)]
         await asyncio.gather(*(self._run_line(index, line, in_flight) for index, line in lines))
 

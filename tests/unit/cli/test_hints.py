@@ -127,3 +127,8 @@ def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str])
 def test_a_folder_is_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["serve", str(tmp_path)]) == 2
     assert f"did you mean `--model {tmp_path}`?" in capsys.readouterr().err
+
+
+def test_a_folder_is_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["history", "show", str(tmp_path)]) == 2
+    assert f"did you mean `--history {tmp_path}`?" in capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_the_family_of_a_profile(
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ([object()], "the model family `toy-0` of an unknown package is a object, not a Family"),
+        ([object()], "the model family `toy-0` of an unknown package is of type object, not a Family"),
         ([TOY, TOY], "two packages provide a model family for ToyModel"),
         (
             [Family("other", "Other", TOY.roles)],
@@ -161,7 +161,7 @@ _ROLES = "(StageRole('writer', 'ar', 'vllm', 'omni_sample.family:Stage'),)"
         ("x = 1\nFAMILY = (\n", 2, "SyntaxError"),
         ("\nFAMILY = famly\n", 2, "NameError"),
         (f"{_HEAD}\nFAMILY = Family('a', 'A', {_ROLES}, archs=())\n", 3, "archs"),
-        ("\n\nFAMILY = 3\n", 3, "is a int, not a Family"),
+        ("\n\nFAMILY = 3\n", 3, "is of type int, not a Family"),
     ],
 )
 def test_a_mistake_names_file_and_line(plugin: Callable[[str], Path], source: str, line: int, word: str) -> None:
@@ -169,6 +169,7 @@ def test_a_mistake_names_file_and_line(plugin: Callable[[str], Path], source: st
     assert get_family("Qwen2_5OmniModel").name == "qwen2_5_omni"
     (broken,) = broken_plugins()
     assert f"{file}:{line}" in broken.message and word in broken.message
+    assert broken.message.count(file.name) == 1
     assert [problem.message for problem in find_problems(facts())] == [broken.message]
     with pytest.raises(OmniError) as caught:
         find_folder("builtin:of-the-plug-in")
