@@ -31,7 +31,7 @@ from omni_cli.models.transcription.whisper_rules import (
     Confidence,
     WhisperRules,
 )
-from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
+from omni_cli.models.transcription.windows import SoundWindow, Transcription, up_to_end, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -172,7 +172,6 @@ class TranscriptionStage(TextStage):
             return super().render(active)
         transcription: Transcription = active.context["transcription"]
         number, request = active.context["piece"], transcription.request
-        tokenizer = self.engine.renderer.get_tokenizer()
         if number is None:
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(self._languages))
@@ -190,7 +189,8 @@ class TranscriptionStage(TextStage):
         if seeker is None:
             prompt["decoder_prompt"]["prompt"] = before + start + rest
             return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: False})
-        marks = tokenizer.encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
+        encode = self.engine.renderer.get_tokenizer().encode
+        marks = encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
         prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
         active.context.update(num_forced=len(marks) - 1, prompt_ids=[*seeker.before(), *marks])
@@ -225,6 +225,7 @@ class TranscriptionStage(TextStage):
             self._admit_all(transcription)
             return []
         piece = transcription.pieces[number]
+        piece.is_stopped = isinstance(output.outputs[0].stop_reason, str)
         for report in super().output(active, output):
             if isinstance(report, TextChunk) and transcription.seeker is None:
                 piece.chunks.append(report)
@@ -262,7 +263,7 @@ class TranscriptionStage(TextStage):
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames and not transcription.is_stopped_by("".join(chunk.text for chunk in piece.chunks)):
+        if seeker.num_frames and not transcription.find_stop("".join(chunk.text for chunk in piece.chunks)):
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
@@ -282,7 +283,7 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             followers = transcription.pieces[transcription.num_sent + 1 :][:1]
-            if followers and followers[0].overlaps:
+            if followers and followers[0].overlaps and not piece.is_stopped:
                 if piece.done is None or followers[0].done is None:
                     return reports
                 self._make_seam(transcription, piece, followers[0])
@@ -298,6 +299,7 @@ class TranscriptionStage(TextStage):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
+            transcription.is_stopped |= piece.is_stopped
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]
 
@@ -326,19 +328,19 @@ class TranscriptionStage(TextStage):
         done = [piece.done for piece in transcription.pieces if piece.done is not None]
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
-        first_s = [each["ttft_s"] for each in traces if each["ttft_s"] is not None]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
-        is_cut = any(text.finish_reason == "length" for text in texts)
-        duration_s = len(transcription.samples) / self._hearing.sample_rate
-        pieces = zip(transcription.pieces, texts, strict=True)
-        segments = tuple(part for pair in pieces for part in self._segments(transcription, *pair))
+        if transcription.is_stopped:
+            last = transcription.pieces[-1]
+            last.segments, last.words = (*up_to_end(last.segments, last.text),), (*up_to_end(last.words, last.text),)
+        pairs = zip(transcription.pieces, texts, strict=True)
+        segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
             **traces[0],
             "latency_s": time.perf_counter() - transcription.added_s,
-            "ttft_s": min(first_s, default=None),
+            "ttft_s": min((each["ttft_s"] for each in traces if each["ttft_s"] is not None), default=None),
             "num_input_tokens": sum(each["num_input_tokens"] for each in traces),
             "num_output_tokens": len(token_ids),
-            "finish_reason": "length" if is_cut else "stop",
+            "finish_reason": "length" if any(text.finish_reason == "length" for text in texts) else "stop",
             "output_token_ids": token_ids,
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
@@ -348,6 +350,7 @@ class TranscriptionStage(TextStage):
         if has_words and self.spec.ar.aligner is not None:
             self._align(transcription.pieces, language, self.spec.ar.aligner)
         words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
+        duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
@@ -359,8 +362,8 @@ class TranscriptionStage(TextStage):
 
             self._aligner = ForcedAligner(folder, self._config.dtype, self.engine.vllm_config.device_config.device)
         for piece in pieces:
-            found = self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
-            piece.words = piece.words or tuple(found)
+            if not piece.words:
+                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
