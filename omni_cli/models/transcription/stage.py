@@ -143,9 +143,8 @@ class TranscriptionStage(TextStage):
             raise InputError("this model tells no times", hint="drop `timestamps`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
         if asked.word_timestamps and not has_words:
-            heads = "its generation_config.json has no `alignment_heads`"
-            lacks = heads if self._timed else "its stage has no `aligner`"
-            raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
+            lacks = "generation_config.json has no `alignment_heads`" if self._timed else "stage has no `aligner`"
+            raise InputError(f"this model tells no times of words: its {lacks}", hint="drop `word_timestamps`")
         if mark := next((each for each in self._marks if each in (request.prompt or "")), None):
             raise InputError(f"the `prompt` has `{mark}`, which this model does not read as text", hint="take it out")
         if self._is_multilingual:
@@ -270,8 +269,7 @@ class TranscriptionStage(TextStage):
     def _settle(self, piece: SoundWindow, active: ActiveRequest, timed: TimedModel, end: int) -> None:
         """Pass on the text of a window's tokens up to `end`."""
         num_forced = active.context["num_forced"]
-        text = timed.decode(active.token_ids[num_forced:][piece.num_settled : end])
-        if text:
+        if text := timed.decode(active.token_ids[num_forced:][piece.num_settled : end]):
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
             chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
             piece.chunks.append(chunk)
@@ -294,8 +292,7 @@ class TranscriptionStage(TextStage):
             piece.chunks.clear()
             if piece.done is None:
                 return reports
-            rest = self._join_text(transcription, piece, piece.reader.process_delta("", True))
-            if rest:
+            if rest := self._join_text(transcription, piece, piece.reader.process_delta("", True)):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
@@ -345,7 +342,10 @@ class TranscriptionStage(TextStage):
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
-        language = transcription.language or self._get_language(texts[0].text)
+        # A model may name the language before its transcript.
+        named = _LANGUAGE.match(texts[0].text)
+        codes = {name: code for code, name in self._model.supported_languages.items()}
+        language = transcription.language or (None if named is None else codes.get(named[1]))
         has_words = transcription.request.transcription.word_timestamps
         if has_words and self.spec.ar.aligner is not None:
             self._align(transcription.pieces, language, self.spec.ar.aligner)
@@ -367,12 +367,6 @@ class TranscriptionStage(TextStage):
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
-
-    def _get_language(self, text: str) -> str | None:
-        """Return the code of the language that a model names before its transcript."""
-        named = _LANGUAGE.match(text)
-        codes = {name: code for code, name in self._model.supported_languages.items()}
-        return None if named is None else codes.get(named[1])
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield a piece's text as one part, or the parts that a model which writes times has noted."""

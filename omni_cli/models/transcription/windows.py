@@ -85,8 +85,7 @@ class Transcription:
             heard_s = total_s * self.seeker.begin / self.seeker.sound.num_frames
         else:
             heard_s = sum(len(piece.samples) for piece in self.pieces if piece.done is not None) / self.sample_rate
-        heard = (min(heard_s, total_s), total_s)
-        return Progress(self.request.request_id, num_output, None, "token", num_input, heard)
+        return Progress(self.request.request_id, num_output, None, "token", num_input, (min(heard_s, total_s), total_s))
 
 
 def up_to_end(parts: Iterable[Any], text: str) -> Iterator[Any]:
