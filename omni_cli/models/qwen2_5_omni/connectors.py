@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -18,9 +18,6 @@ from omni_cli.models.qwen_omni.media import get_media, reference_positions
 from omni_cli.models.voices import speaker_for
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
 from omni_cli.stage.request_payloads import EmbeddedPrompt
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -220,7 +217,6 @@ def load_speakers(model: str) -> dict[str, Speaker]:
     """
     import pickle
 
-    import torch
     from transformers.utils import cached_file
 
     try:

@@ -31,7 +31,7 @@ from omni_cli.models.transcription.whisper_rules import (
     Confidence,
     WhisperRules,
 )
-from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
+from omni_cli.models.transcription.windows import SoundWindow, Transcription, up_to_end, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -143,9 +143,8 @@ class TranscriptionStage(TextStage):
             raise InputError("this model tells no times", hint="drop `timestamps`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
         if asked.word_timestamps and not has_words:
-            heads = "its generation_config.json has no `alignment_heads`"
-            lacks = heads if self._timed else "its stage has no `aligner`"
-            raise InputError(f"this model tells no times of words: {lacks}", hint="drop `word_timestamps`")
+            lacks = "generation_config.json has no `alignment_heads`" if self._timed else "stage has no `aligner`"
+            raise InputError(f"this model tells no times of words: its {lacks}", hint="drop `word_timestamps`")
         if mark := next((each for each in self._marks if each in (request.prompt or "")), None):
             raise InputError(f"the `prompt` has `{mark}`, which this model does not read as text", hint="take it out")
         if self._is_multilingual:
@@ -172,7 +171,6 @@ class TranscriptionStage(TextStage):
             return super().render(active)
         transcription: Transcription = active.context["transcription"]
         number, request = active.context["piece"], transcription.request
-        tokenizer = self.engine.renderer.get_tokenizer()
         if number is None:
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(self._languages))
@@ -190,7 +188,8 @@ class TranscriptionStage(TextStage):
         if seeker is None:
             prompt["decoder_prompt"]["prompt"] = before + start + rest
             return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: False})
-        marks = tokenizer.encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
+        encode = self.engine.renderer.get_tokenizer().encode
+        marks = encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
         prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
         active.context.update(num_forced=len(marks) - 1, prompt_ids=[*seeker.before(), *marks])
@@ -225,6 +224,7 @@ class TranscriptionStage(TextStage):
             self._admit_all(transcription)
             return []
         piece = transcription.pieces[number]
+        piece.is_stopped = isinstance(output.outputs[0].stop_reason, str)
         for report in super().output(active, output):
             if isinstance(report, TextChunk) and transcription.seeker is None:
                 piece.chunks.append(report)
@@ -262,15 +262,14 @@ class TranscriptionStage(TextStage):
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames and not transcription.is_stopped_by("".join(chunk.text for chunk in piece.chunks)):
+        if seeker.num_frames and not transcription.find_stop("".join(chunk.text for chunk in piece.chunks)):
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
     def _settle(self, piece: SoundWindow, active: ActiveRequest, timed: TimedModel, end: int) -> None:
         """Pass on the text of a window's tokens up to `end`."""
         num_forced = active.context["num_forced"]
-        text = timed.decode(active.token_ids[num_forced:][piece.num_settled : end])
-        if text:
+        if text := timed.decode(active.token_ids[num_forced:][piece.num_settled : end]):
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
             chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
             piece.chunks.append(chunk)
@@ -282,7 +281,7 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             followers = transcription.pieces[transcription.num_sent + 1 :][:1]
-            if followers and followers[0].overlaps:
+            if followers and followers[0].overlaps and not piece.is_stopped:
                 if piece.done is None or followers[0].done is None:
                     return reports
                 self._make_seam(transcription, piece, followers[0])
@@ -293,11 +292,11 @@ class TranscriptionStage(TextStage):
             piece.chunks.clear()
             if piece.done is None:
                 return reports
-            rest = self._join_text(transcription, piece, piece.reader.process_delta("", True))
-            if rest:
+            if rest := self._join_text(transcription, piece, piece.reader.process_delta("", True)):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
+            transcription.is_stopped |= piece.is_stopped
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]
 
@@ -326,28 +325,32 @@ class TranscriptionStage(TextStage):
         done = [piece.done for piece in transcription.pieces if piece.done is not None]
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
-        first_s = [each["ttft_s"] for each in traces if each["ttft_s"] is not None]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
-        is_cut = any(text.finish_reason == "length" for text in texts)
-        duration_s = len(transcription.samples) / self._hearing.sample_rate
-        pieces = zip(transcription.pieces, texts, strict=True)
-        segments = tuple(part for pair in pieces for part in self._segments(transcription, *pair))
+        if transcription.is_stopped:
+            last = transcription.pieces[-1]
+            last.segments, last.words = (*up_to_end(last.segments, last.text),), (*up_to_end(last.words, last.text),)
+        pairs = zip(transcription.pieces, texts, strict=True)
+        segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
             **traces[0],
             "latency_s": time.perf_counter() - transcription.added_s,
-            "ttft_s": min(first_s, default=None),
+            "ttft_s": min((each["ttft_s"] for each in traces if each["ttft_s"] is not None), default=None),
             "num_input_tokens": sum(each["num_input_tokens"] for each in traces),
             "num_output_tokens": len(token_ids),
-            "finish_reason": "length" if is_cut else "stop",
+            "finish_reason": "length" if any(text.finish_reason == "length" for text in texts) else "stop",
             "output_token_ids": token_ids,
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
         }
-        language = transcription.language or self._get_language(texts[0].text)
+        # A model may name the language before its transcript.
+        named = _LANGUAGE.match(texts[0].text)
+        codes = {name: code for code, name in self._model.supported_languages.items()}
+        language = transcription.language or (None if named is None else codes.get(named[1]))
         has_words = transcription.request.transcription.word_timestamps
         if has_words and self.spec.ar.aligner is not None:
             self._align(transcription.pieces, language, self.spec.ar.aligner)
         words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
+        duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
@@ -359,17 +362,11 @@ class TranscriptionStage(TextStage):
 
             self._aligner = ForcedAligner(folder, self._config.dtype, self.engine.vllm_config.device_config.device)
         for piece in pieces:
-            found = self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
-            piece.words = piece.words or tuple(found)
+            if not piece.words:
+                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
-
-    def _get_language(self, text: str) -> str | None:
-        """Return the code of the language that a model names before its transcript."""
-        named = _LANGUAGE.match(text)
-        codes = {name: code for code, name in self._model.supported_languages.items()}
-        return None if named is None else codes.get(named[1])
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield a piece's text as one part, or the parts that a model which writes times has noted."""

@@ -18,9 +18,8 @@ from omni_cli.requests.media.containers import Track, beginning, check_whole, la
 
 if TYPE_CHECKING:
     import av
-    import numpy as np
 
-_Parts = Iterable[tuple[int, "np.ndarray"]]
+_Parts = Iterable[tuple[int, np.ndarray]]
 MAX_AUDIO_S = 600.0
 MAX_CHANNELS = 32
 # Samples that are kept: 600 s of 48 kHz in stereo, 230 MB.
@@ -145,8 +144,6 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
 
     Silence precedes the sound of a video that begins after its frames.
     """
-    import numpy as np
-
     track = Track(container, stream, length.name, is_speech=length.file is not None)
     expected = _declared_samples(container, stream)
     length.check(stream.codec_context.sample_rate, stream.codec_context.channels, expected)
@@ -170,8 +167,6 @@ def _decode_stream(container: av.container.InputContainer, stream: Any, length: 
 
 def _collect(parts: _Parts, length: _Length, expected: int = 0, end_s: Fraction | None = None) -> DecodedAudio:
     """Join parts, which are `expected` samples or more, and cut them at `end_s`."""
-    import numpy as np
-
     name, mono = length.name, length.mono
     kept, num_samples, sample_rate, channels, part = _Samples(length.file), 0, 0, 1, np.empty((0, 1), np.float32)
     for rate, part in parts:

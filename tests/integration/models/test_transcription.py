@@ -42,7 +42,7 @@ LONG: tuple[dict[str, Any], ...] = (
     {"seed": 10, "seconds": 5.0, "language": "de", "prompt": "the long road home", "max_tokens": 40},
     {"seed": 13, "seconds": 9.0, "language": "en", "prompt": "grey skies", "prompt_condition_type": "all-segments"},
     {"seed": 14, "seconds": 9.0, "language": "en", "prompt": "grey skies", "condition_on_prev_tokens": True},
-    {"seed": 0, "sampling": {"stop": ["leop"]}},
+    {"seed": 0, "word_timestamps": True, "timestamps": True, "sampling": {"stop": ["leop"]}},
     {"seed": 12, "seconds": 17.0},
 )
 REFUSED: dict[str, dict[str, Any]] = {
@@ -199,6 +199,8 @@ def test_a_stop_string_ends_the_whole_text(answers: dict[str, Any]) -> None:
     for way in ("alone", "once"):
         whole, stopped = answers[way][0], answers[way][len(REQUESTS) + len(LONG) - 2]
         assert stopped["text"] == stopped["chunks"] == whole["text"][: whole["text"].index("leop")] != ""
+        for parts in ([text for *_, text in stopped["segments"]], [text for text, *_ in stopped["words"]]):
+            assert "".join(parts).replace(" ", "") == stopped["text"].replace(" ", "")
 
 
 def test_the_language_is_that_of_the_first_window_and_told_of_each(folder: Path, answers: dict[str, Any]) -> None:
