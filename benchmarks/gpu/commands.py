@@ -18,6 +18,7 @@ COMMANDS = {
     "qwen2.5-omni-3b": _CHAIN.format("qwen2.5-omni-3b"),
     "qwen3-omni-30b-a3b": "chain.py qwen3-omni -o results",
     "vibevoice-1.5b": "vibevoice.py -o results",
+    "qwen3-tts-1.7b": "qwen3_tts.py -o results",
     "qwen-image": "diffusion_modes.py -o results --only qwen-image",
     "qwen-image-edit": _PIPELINE.format("qwen-image-edit"),
     "flux.2-klein": _PIPELINE.format("flux.2-klein"),

@@ -261,7 +261,7 @@ class TranscriptUsage(TypedDict, total=False):
 
 
 class TranscriptSegment(TypedDict):
-    """`seek` and the last three numbers are 0 if the model does not tell them; `language` is its window's."""
+    """`seek` and the last three are 0 if the model does not tell them."""
 
     id: int
     seek: int
@@ -273,7 +273,6 @@ class TranscriptSegment(TypedDict):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    language: NotRequired[str]
 
 
 class TranscriptWord(TypedDict):

@@ -28,6 +28,7 @@ OF_THE_MODEL = (
 # Fields that contradict each other, limits that are options of the command, and a text that must be JSON.
 OF_OTHER_FIELDS = (
     "audio",
+    "language",
     "voice",
     "ref_audio",
     "audio.format",

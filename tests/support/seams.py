@@ -319,6 +319,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "models.qwen3_asr:Qwen3ASRForConditionalGeneration(vllm_config, prefix)": (
             "is derived from, to fill up its encoder's windows"
         ),
+        "models.qwen3:Qwen3Model.__init__(vllm_config, prefix)": "is the model of Qwen3-TTS's talker",
         "models.qwen3_moe:Qwen3MoeModel.__init__(vllm_config, prefix)": "is the talker's model",
         "models.qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerDummyInputsBuilder.get_dummy_text(mm_counts)": (
             "makes the text that the processor needs"
@@ -615,6 +616,7 @@ OVERRIDES = [
     ("omni_cli.models.codec.code_predictor", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.connectors", QWEN3_OMNI),
     ("omni_cli.models.qwen3_omni.model", "vllm.model_executor.models.qwen3_moe"),
+    ("omni_cli.models.qwen3_tts.model", "vllm.model_executor.models.qwen3"),
     ("omni_cli.models.qwen3_omni.model", "vllm.model_executor.models.qwen3_omni_moe_thinker"),
     ("omni_cli.models.qwen2_5_omni.token2wav.model", "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni"),
 ]

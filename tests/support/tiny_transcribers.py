@@ -90,7 +90,7 @@ def qwen3_asr_realtime(folder: Path) -> Path:
 def forced_aligner(folder: Path) -> Path:
     """Qwen3's forced aligner, whose template writes two marks after each word."""
     qwen3_asr(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.Qwen3ASRConfig.from_pretrained(folder)
     config.num_labels = 50
     model = draw_weights(transformers.Qwen3ASRForTokenClassification(config), embedding_std=0.3)
     # What is said at a mark is read from what is before it alone.

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import GenerationConfig
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from vllm.config import ModelConfig
 from vllm.config.speech_to_text import SpeechToTextConfig, SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
-from vllm.model_executor.models.interfaces import LANGUAGES
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 from vllm import SamplingParams
-from vllm.model_executor.models.interfaces import LANGUAGES
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 

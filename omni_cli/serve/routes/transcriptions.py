@@ -136,7 +136,7 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
 
 def _segment(number: int, segment: Segment) -> TranscriptSegment:
     """Return a segment with all of OpenAI's fields, which are required: 0 where the model does not tell."""
-    described: TranscriptSegment = {
+    return {
         "id": number,
         "seek": segment.seek or 0,
         "start": segment.start_s,
@@ -148,7 +148,6 @@ def _segment(number: int, segment: Segment) -> TranscriptSegment:
         "compression_ratio": segment.compression_ratio or 0.0,
         "no_speech_prob": segment.no_speech_prob or 0.0,
     }
-    return described if segment.language is None else {**described, "language": segment.language}
 
 
 def _subtitles(segments: tuple[Segment, ...], form: Literal["srt", "vtt"]) -> Iterator[str]:

@@ -22,6 +22,7 @@ OURS = {
     "devices",
     "sampling",
     "cudagraph_mode",
+    "aligner",
     "lora",  # vLLM has a switch, and a request for each adapter
     "system_prompt",
     "tool_call_parser",

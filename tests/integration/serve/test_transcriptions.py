@@ -11,7 +11,7 @@ import soundfile
 from support.omni_server import CHAT, OmniServer
 from support.served_page import ServedPage
 from support.transcriptions import voice
-from vllm.model_executor.models.whisper import ISO639_1_SUPPORTED_LANGS
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 
 def wav(seed: int, seconds: float) -> tuple[str, bytes]:
@@ -77,7 +77,7 @@ def test_a_stream_is_the_same_text_in_pieces(whisper_server: OmniServer) -> None
 def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisper_server: OmniServer) -> None:
     sound = wav(2, 2.0)
     detected = transcribe(whisper_server, file=sound, language=openai.omit, response_format="verbose_json")
-    code = {name.lower(): code for code, name in ISO639_1_SUPPORTED_LANGS.items()}[detected.language]
+    code = {name: code for code, name in LANGUAGES.items()}[detected.language]
     plain = transcribe(whisper_server, file=sound, language=openai.omit).text
     assert plain == transcribe(whisper_server, file=sound, language=code).text
     assert plain != transcribe(whisper_server, file=sound, prompt="rain on a tin roof").text
