@@ -78,12 +78,18 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in state.items()}, file, metadata={"format": "pt"})
 
 
-async def _measure(folder: Path, options: argparse.Namespace) -> None:
+def load_config(folder: Path, options: argparse.Namespace) -> Any:
+    """Return the configuration of omni's side."""
     from omni_cli.config.loader import load_profile
-    from omni_cli.engine.omni_llm import OmniLLM
 
     keys = [f"talker.sampling.max_tokens={options.frames + 1}", *options.set]
-    llm = OmniLLM(load_profile("tiny-qwen3-tts" if options.tiny else "qwen3-tts-1.7b", keys, model=str(folder)))
+    return load_profile("tiny-qwen3-tts" if options.tiny else "qwen3-tts-1.7b", keys, model=str(folder))
+
+
+async def _measure(folder: Path, options: argparse.Namespace) -> None:
+    from omni_cli.engine.omni_llm import OmniLLM
+
+    llm = OmniLLM(load_config(folder, options))
     free, began_s = _free_bytes(), time.perf_counter()
     await llm.start()
     memory = {"omni": (free - _free_bytes()) / GIB}

@@ -163,6 +163,9 @@ def test_each_command_is_accepted_and_its_configuration_loads(goals, monkeypatch
         elif script == "vibevoice.py":
             (stage,) = module._config(Path("builtin:tiny-vibevoice"), "none", options).stages
             assert (stage.max_num_seqs, stage.kv_cache_memory_bytes) == (32, options.kv_cache)
+        elif script == "qwen3_tts.py":
+            talker, _ = module.load_config(Path("builtin:tiny-qwen3-tts"), options).stages
+            assert talker.sampling.max_tokens == options.frames + 1 and talker.kv_cache_memory_bytes
         else:
             (name,) = options.only
             stage = sides.stage_of(pipelines[name], execution=load_profile(profile).stages[-1].execution)
