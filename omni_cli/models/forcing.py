@@ -62,7 +62,7 @@ class ForcedTokens(LogitsProcessor):
         return forced
 
     @property
-    def noted(self) -> dict[str, np.ndarray]:
+    def notes(self) -> dict[str, np.ndarray]:
         """Return what was noted so far, by the names of `TokenScores`."""
         return {
             "logprobs": np.array(self._logprobs, np.float64).reshape(len(self._top_ids), self._candidates.shape[1]),
@@ -75,7 +75,7 @@ class ForcedTokens(LogitsProcessor):
     def scores(self) -> TokenScores:
         from omni_cli.models.scores import TokenScores
 
-        return TokenScores(**self.noted)
+        return TokenScores(**self.notes)
 
 
 @contextlib.contextmanager
@@ -142,12 +142,12 @@ class ForcedCodes:
             yield
 
     @property
-    def noted(self) -> dict[str, np.ndarray]:
+    def notes(self) -> dict[str, np.ndarray]:
         """Return what was noted so far, by the names of `TokenScores`."""
-        found = [codes.noted for codes in self._codes[: self._num_led]]
+        found = [codes.notes for codes in self._codes[: self._num_led]]
         names = {"code_ids": "top_ids", "code_gaps": "gaps", "code_margins": "margins"}
         return {name: np.array([item[own] for item in found]) for name, own in names.items()}
 
     def added_to(self, scores: TokenScores) -> TokenScores:
         """Return the scores of the first codes with those of the others."""
-        return replace(scores, **self.noted)
+        return replace(scores, **self.notes)

@@ -5,21 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from omni_cli.config.families import Cloning, Family, Machine, StageRole
-from omni_cli.config.schema import ARStageConfig
-
-
-class Qwen3TTSTalkerKeys(ARStageConfig):
-    """Keys of the stage that makes frames of codes from a text."""
-
-    text_first: bool | None = Field(
-        None,
-        description="Read the whole text before the first frame, or one token of it beside each frame. "
-        "Default: the publisher's, true with the model's own voices and false with a cloned one.",
-    )
-
+from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.qwen3_tts"
 _BUILDERS = f"{_HERE}.tiny"
@@ -41,7 +27,7 @@ FAMILY = Family(
             stage=f"{_HERE}.stages:Qwen3TTSTalkerStage",
             takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
             clones=Cloning(text="optional", by_all=False),
-            settings=f"{_HERE}.family:Qwen3TTSTalkerKeys",
+            settings=f"{_HERE}.settings:Qwen3TTSTalkerKeys",
             needed_files=(("tokenizer.json", "vocab.json"),),
             # Text embeddings stay in the file, from which rows are read.
             needed_weights=tuple(
@@ -69,6 +55,12 @@ FAMILY = Family(
         "tiny-qwen3-tts-design": f"{_BUILDERS}:voice_design",
     },
     profile=f"{_HERE}.family:derive_stages",
+    # By the sizes that the configuration of the publisher's package has by default; weights of sound are in float32.
+    published={
+        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice": CheckpointNeeds(
+            4740 * 10**6, {"talker": 1606 * 10**6, "code2wav": 187 * 10**6}
+        )
+    },
     prompt_frame=PROMPT_FRAME,
     reference=f"{_HERE}.reference:Qwen3TTSReference",
     reference_recipe="reference-qwen3-tts",

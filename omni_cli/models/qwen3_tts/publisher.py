@@ -72,8 +72,8 @@ def speak(model: Any, call: dict[str, Any], given: dict[str, Any]) -> dict[str, 
         del core.generate
     # Behind the recording's, whose end the package finds to a sample only.
     waveform = waveform[len(waveform) - len(made[0]) * SAMPLES_PER_FRAME :]
-    noted = {**(tokens.noted if tokens else {}), **(codes.noted if codes else {})}
-    return {**noted, "waveform": waveform, "frames": made[0], "num_input_tokens": np.array(lengths[0])}
+    notes = {**(tokens.notes if tokens else {}), **(codes.notes if codes else {})}
+    return {**notes, "waveform": waveform, "frames": made[0], "num_input_tokens": np.array(lengths[0])}
 
 
 def main() -> None:

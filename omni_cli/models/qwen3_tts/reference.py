@@ -20,7 +20,7 @@ from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Tok
 from omni_cli.models.voices import pick_speaker, text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
 
-_NOTED = ("logprobs", "top_ids", "gaps", "margins", "code_ids", "code_gaps", "code_margins")
+_SCORES = ("logprobs", "top_ids", "gaps", "margins", "code_ids", "code_gaps", "code_margins")
 
 
 class Qwen3TTSReference:
@@ -56,7 +56,7 @@ class Qwen3TTSReference:
         given: dict[str, Any] = {"tokens": np.array(engine.token_ids), "candidates": engine.candidates}
         given["codes"] = np.array(engine.codes or (), np.int64)
         answer = self._ask(output.request, given)
-        scores = TokenScores(**{name: answer[name] for name in _NOTED})
+        scores = TokenScores(**{name: answer[name] for name in _SCORES})
         arrays = {name: answer["waveform"] for name in output.arrays}
         return Expected({self._stage: scores}, arrays, self._codec, num_input_tokens=int(answer["num_input_tokens"]))
 

@@ -17,8 +17,9 @@ from omni_cli.checkpoints.derive import read_config
 from omni_cli.core.errors import InputError
 from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
-from omni_cli.models.qwen3_tts.family import TALKER, Qwen3TTSTalkerKeys
+from omni_cli.models.qwen3_tts.family import TALKER
 from omni_cli.models.qwen3_tts.rows import RowMaker, frame_text, pick_language, tokenize_request
+from omni_cli.models.qwen3_tts.settings import Qwen3TTSTalkerKeys
 from omni_cli.models.voices import note_on_voice, pick_speaker, text_to_speak
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
 from omni_cli.requests.outputs import GenerateRequest
