@@ -28,7 +28,6 @@ OF_THE_MODEL = (
 # Fields that contradict each other, limits that are options of the command, and a text that must be JSON.
 OF_OTHER_FIELDS = (
     "audio",
-    "language",
     "voice",
     "ref_audio",
     "audio.format",
@@ -62,6 +61,8 @@ def _is_beyond_a_schema(error: dict[str, Any]) -> bool:
         or (error["code"] in ("invalid_value", "unsupported_value") and error["param"] in OF_OTHER_FIELDS)
         or error["message"].endswith(("a message needs content", "needs its `id` or its `transcript`"))
         or error["message"].endswith("is given more than once")
+        # Which not every model speaks.
+        or (error["code"], error["param"]) == ("unsupported_parameter", "language")
     )
 
 
