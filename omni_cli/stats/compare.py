@@ -168,7 +168,7 @@ def _compare(
     estimate = _estimate(pairs, sampling)
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
-    centre = _centre_of_a(pairs)
+    centre = _centre_of_a(pairs, sampling)
     of_ratio = {"a_centre": math.exp(centre), "b_centre": math.exp(centre + estimate.centre)}
     result = _judge(msgspec.structs.replace(empty, **of_ratio), estimate, level)
     if pairs.num_blocks is not None and estimate.units < MIN_BLOCKS:
@@ -194,27 +194,28 @@ def _withhold(compared: Compared, doubt: Doubt) -> Compared:
 
 
 def _estimate(pairs: PairedBlocks, sampling: Sequence[StoppingPlan] = ()) -> Estimate:
-    """Estimate the log ratio; the halves of a record before and after it was loaded again count the same."""
-
-    def units_of(values: np.ndarray, side: int) -> Units:
-        start = sampling[min(side, len(sampling) - 1)].reversed_from if sampling else UNSET
-        if start is UNSET or pairs.blocks is None:
-            return independent_units(values)
-        even, factor = even_halves(values, pairs.blocks[side] >= start, pairs.trim)
-        units = independent_units(even)
-        return replace(units, inflation=factor * units.inflation)
-
+    """Estimate the log ratio."""
     if pairs.is_paired:
-        units = units_of(pairs.b - pairs.a, 0)
+        units = _get_units(pairs, pairs.b - pairs.a, sampling)
         return get_centre(units.values, units.inflation, pairs.trim)
-    a, b = units_of(pairs.a, 0), units_of(pairs.b, 1)
+    a, b = _get_units(pairs, pairs.a, sampling), _get_units(pairs, pairs.b, sampling, side=1)
     return get_difference(a.values, b.values, (a.inflation, b.inflation), pairs.trim)
 
 
-def _centre_of_a(pairs: PairedBlocks) -> float:
+def _get_units(pairs: PairedBlocks, values: np.ndarray, sampling: Sequence[StoppingPlan], side: int = 0) -> Units:
+    """Batch the blocks; the halves of a record before and after it was loaded again count the same."""
+    start = sampling[min(side, len(sampling) - 1)].reversed_from if sampling else UNSET
+    if start is UNSET or pairs.blocks is None:
+        return independent_units(values)
+    even, factor = even_halves(values, pairs.blocks[side] >= start, pairs.trim)
+    units = independent_units(even)
+    return replace(units, inflation=factor * units.inflation)
+
+
+def _centre_of_a(pairs: PairedBlocks, sampling: Sequence[StoppingPlan]) -> float:
     """Return the centre of a's logarithms: of the blocks whose differences count, where it is paired with b."""
     differences = pairs.b - pairs.a if pairs.is_paired else pairs.a
-    units = independent_units(differences)
+    units = _get_units(pairs, differences, sampling)
     cut = int(pairs.trim * len(units.values))
     kept = np.argsort(units.values, kind="stable")[cut : len(units.values) - cut]
     return float(get_batches(pairs.a, units.length)[kept].mean())

@@ -84,6 +84,8 @@ def inspect_machine(cache: Path) -> MachineFacts:
     probe = start_torch_probe()
     packages, gpus = read_packages(), machine.read_gpus()
     cpu, memory = machine.read_cpu(), machine.read_memory()
+    # `make` lets each process of its environment begin with it; imported here, it would bring torch.
+    compat = sys.modules.get("omni_cli.core.compat.torchvision")
     return MachineFacts(
         omni=__version__,
         python=platform.python_version(),
@@ -95,8 +97,7 @@ def inspect_machine(cache: Path) -> MachineFacts:
         gpus=gpus,
         cache=machine.read_folder(cache),
         hub_cache=machine.read_folder(hub_cache_folder()),
-        # What `make` lets each process of its environment begin with; this process imports no torch.
-        fixes_torchvision=any(type(finder).__name__ == "_BeforeTorchvision" for finder in sys.meta_path),
+        fixes_torchvision=compat is not None and compat.has_fixed_imports(),
     )
 
 
