@@ -215,13 +215,12 @@ class Harness:
         looks = plan_looks(blocks, orders=2 if has_two else 1) if self.limits.num_iters is None else ()
         return Halves(blocks, looks, None if has_two else 0)
 
-    async def _load_again(self, block: int) -> float:
-        """End the variants and load them in the other order, before this block; return the seconds."""
+    async def _load_again(self) -> float:
+        """End the variants and load them in the other order; return the seconds."""
         began_s, order = time.monotonic(), [*reversed(self._processes)]
         await self.close()
         for variant in order:
             await self._prepare(variant)
-        self.builder.loaded_again(block)
         return time.monotonic() - began_s
 
     async def _prepare(self, variant: int) -> None:
@@ -245,9 +244,11 @@ class Harness:
         started_s = time.monotonic()
         for block in range(schedule.blocks):
             try:
-                if block and block == halves.reversed_from:
-                    started_s += await self._load_again(block)
+                is_reversal = block > 0 and block == halves.reversed_from
+                started_s += await self._load_again() if is_reversal else 0.0
                 await run_block(block, schedule)
+                if is_reversal:  # an order without a whole block cancels nothing
+                    self.builder.loaded_again(block)
             except (asyncio.CancelledError, VariantError):
                 self._energy.end_early()
                 raise
