@@ -25,11 +25,10 @@ from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.core.errors import ExitCode, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
 from omni_cli.measure.bench.outputs import load_arrays
-from omni_cli.records.metrics import WER
+from omni_cli.records.metrics import DELETIONS, INSERTIONS, SUBSTITUTIONS, WER, WORDS
 from omni_cli.records.record import PROMPT, RATE
 from omni_cli.records.results import MODEL_BASED_MEASURES
 from omni_cli.stats.output_quality import get_worst
-from omni_cli.stats.word_errors import count_word_errors
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 """torchvision's file of AlexNet, the network of LPIPS; torchmetrics has the layers on top of it."""
@@ -175,6 +174,30 @@ def _count(folder: str, answers: Sequence[Utterance]) -> list[dict[str, float]]:
     texts = [said if isinstance(said, str) else next(heard) for _, said in answers]
     pairs = zip(answers, texts, strict=True)
     return [count_word_errors(normalise(expected).split(), normalise(text).split()) for (expected, _), text in pairs]
+
+
+def count_word_errors(expected: Sequence[str], said: Sequence[str]) -> dict[str, float]:
+    """Return the number of expected `words`, and by `WORD_ERRORS` the shares of them that are wrong.
+
+    The errors are the fewest insertions, deletions and substitutions that turn one into the other; of several such
+    ways, the one with the most substitutions counts. Without expected words, all words are wrong if there are any.
+    """
+    count = len(expected)
+    if not count:
+        wrong = float(bool(said))
+        return {WORDS: 0.0, WER: wrong, DELETIONS: 0.0, INSERTIONS: wrong, SUBSTITUTIONS: 0.0}
+    row = [(place, 0) for place in range(len(said) + 1)]  # errors, and deletions among them
+    for number, word in enumerate(expected, start=1):
+        above, row = row, [(number, number)]
+        for place, other in enumerate(said, start=1):
+            errors, deleted = above[place - 1]
+            changed = errors + (word != other), deleted
+            left_out = above[place][0] + 1, above[place][1] + 1
+            row.append(min(changed, left_out, (row[-1][0] + 1, row[-1][1])))
+    errors, deleted = row[-1]
+    inserted = deleted + len(said) - count
+    shares = {WER: errors, DELETIONS: deleted, INSERTIONS: inserted, SUBSTITUTIONS: errors - deleted - inserted}
+    return {WORDS: float(count), **{name: value / count for name, value in shares.items()}}
 
 
 def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]]) -> list[list[dict[str, float]]]:
