@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from enum import Enum, auto
 from functools import partial
 from typing import Literal, Protocol
 
@@ -49,13 +48,6 @@ MIN_HANG_S = 60.0
 Interleaving = Literal["iterations", "turns", "loads", "none"]
 
 
-class OnFailure(Enum):
-    """The end of a variant that fails: of the whole measurement, or of this variant only."""
-
-    ABORT = auto()
-    DROP = auto()
-
-
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
@@ -87,7 +79,8 @@ class Watcher(Protocol):
 class Harness:
     """One measurement. `launch(index)` makes the runner of a variant, `load(index)` its first request;
     `decided(record)` is asked at planned looks only. `both_orders`: on a processor, where the first-loaded of equal
-    variants is slower, interleaved ones are loaded again in the other order at half time."""
+    variants is slower, interleaved ones are loaded again in the other order at half time. `drops_failed`: the others
+    go on without a variant that fails."""
 
     builder: RecordBuilder
     _: KW_ONLY
@@ -99,7 +92,7 @@ class Harness:
     sampler: UtilisationSampler
     read_free: Callable[[], Free] = read_free
     meter: EnergyMeter | None = None
-    on_failure: OnFailure = OnFailure.ABORT
+    drops_failed: bool = False
     both_orders: bool = False
     interleaving: Interleaving = field(default="none", init=False)
 
@@ -233,7 +226,7 @@ class Harness:
         try:
             yield
         except VariantError:
-            if self.on_failure is OnFailure.ABORT:
+            if not self.drops_failed:
                 raise
             self._dropped.add(variant)
             if variant in self._processes:
