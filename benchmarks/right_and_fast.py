@@ -5,13 +5,15 @@ python benchmarks/right_and_fast.py FOLDER [RUNS] [STATE]
 FOLDER is a Whisper, such as that of scripts/whisper_tiny.py. Per pair of servers RUNS tests are made, 20 by default: of
 two equal ones, and of one that speaks every text against one that drops 1 of 20 words. An answer is one of six takes
 of its sentence, which differ in rate, pitch and the words that they drop, so that the recogniser errs differently on
-both sides. STATE keeps what was heard and the verdicts: equal sounds are heard once, and a stopped run goes on.
+both sides. STATE keeps what was heard and the verdicts: equal sounds are heard once, and a stopped run goes on. A last
+test against a server that drops words hears every answer, as a user's has to be heard: its seconds are the price.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,17 +31,21 @@ from unittest.mock import patch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from omni_cli.cli.app import run as run_omni
-from omni_cli.measure.bench import word_errors
-from omni_cli.records.record import load_record
+from omni_cli.measure.bench import quality
+from omni_cli.records.record import Variant, load_record
+from omni_cli.stats.compare import compare_variants
 
 SUBJECTS = ["the doctor", "my brother", "the old teacher", "a young farmer", "our neighbour", "the captain"]
 VERBS = ["bought", "carried", "painted", "forgot", "sold", "found"]
 OBJECTS = ["seven apples", "a wooden chair", "the green window", "twenty letters", "two heavy boxes", "a loaf of bread"]
 PLACES = ["on the way to the station", "before the long winter", "in the middle of the night", "near the quiet river"]
 NUM_SENTENCES, NUM_TAKES, NUM_VOICES, DROPPED = 60, 6, 3, 0.05
-ANSWER_S = 0.05
+ANSWER_S, WINDOW = 0.05, 10
+METRICS = ("wer", "deletions", "slo_attainment")
+FEW, SOME, ALL = 8, 12, 20  # windows
 
 
 def make_sentences() -> list[str]:
@@ -106,8 +112,26 @@ def serve(speaker: Speaker) -> Iterator[str]:
     loop.call_soon_threadsafe(loop.stop)
 
 
+def cpu_s() -> float:
+    """Return the processor's seconds of this process, which has the servers too, and of the one that hears."""
+    pids = [child.pid for child in multiprocessing.active_children()]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    ticks = sum(int(field) for fields in stats for field in fields[11:15])
+    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def find(a: Variant, b: Variant, windows: int) -> dict[str, str]:
+    """Return the verdict on each kind of words after so many windows of each."""
+    a, b = (
+        replace(item, samples=tuple(s for s in item.samples if s.number <= item.samples[0].number + windows - 1))
+        for item in (a, b)
+    )
+    found = compare_variants(a, b, same_record=True, metrics=METRICS[:2])
+    return {item.result.metric: item.result.verdict for item in found}
+
+
 def test(
-    judge: word_errors.WordJudge, folder: Path, dropped: float, number: int, spoken: dict[tuple[str, int], bytes]
+    judge: quality.WordJudge, folder: Path, dropped: float, number: int, spoken: dict[tuple[str, int], bytes]
 ) -> dict[str, Any]:
     """Return what `omni loadtest` says of an honest server and one that drops words; `judge` is loaded once."""
     with (
@@ -119,43 +143,74 @@ def test(
         sentences = make_sentences()
         random.Random(number).shuffle(sentences)
         requests.write_text("\n".join(json.dumps({"prompt": text}) for text in sentences))
-        known, began_s = len(judge.known), time.monotonic()
+        known, began_s, began_cpu_s = len(judge.known), time.monotonic(), cpu_s()
         arguments = ["loadtest", a, b, "--endpoint", "speech", "--requests", str(requests), "-q", "--seed", str(number)]
         arguments += ["--slo", "wer:10%", "--slo", "e2e:5s", "--quality", f"wer={folder}", "--output-json", str(record)]
-        arguments += ["--num-requests", "10", "--num-iters-warmup", "1", "--time-budget", "600"]
-        arguments += ["--extra-body", '{"response_format": "wav"}', "--num-iters", str(NUM_SENTENCES * 2 // 10)]
-        loaded = patch.object(word_errors, "start_word_judge", lambda _folder: nullcontext(judge))
+        arguments += ["--num-requests", str(WINDOW), "--num-iters-warmup", "1", "--time-budget", "3600"]
+        arguments += ["--extra-body", '{"response_format": "wav"}', "--num-iters", str(ALL)]
+        loaded = patch.object(quality, "start_word_judge", lambda _folder: nullcontext(judge))
         with loaded, patch.object(sys, "argv", ["omni", *arguments]):
             code = run_omni(arguments)
+        took_s, took_cpu_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
         if code not in (0, 3):
             raise SystemExit(f"omni loadtest ended with {code}")
         found = load_record(record)
     compared = {item.metric: item for item in found.comparisons}
-    names = ("wer", "deletions", "slo_attainment")
     return {
-        "took_s": time.monotonic() - began_s,
+        "took_s": took_s,
+        "cpu_s": took_cpu_s,
         "heard": len(judge.known) - known,
-        **{name: (compared[name].a_median, compared[name].b_median, compared[name].verdict) for name in names},
+        "after": {windows: find(*found.variants, windows) for windows in (FEW, SOME, ALL)},
+        **{name: (compared[name].a_median, compared[name].b_median, compared[name].verdict) for name in METRICS},
     }
 
 
+class Forgetful(quality.WordJudge):
+    """Hears every answer, also one that is equal to an earlier one."""
+
+    def judge(self, answers: Sequence[quality.Utterance]) -> list[dict[str, float]]:
+        earlier, self.known = self.known, {}
+        try:
+            return super().judge(answers)
+        finally:
+            self.known = earlier | {str(len(earlier) + place): {} for place in range(len(answers))}
+
+
+def count(verdicts: list[str]) -> str:
+    """Say how often a metric was called worse, or better."""
+    return f"{verdicts.count('slower')} worse, {verdicts.count('faster')} better"
+
+
 def row(name: str, tests: list[dict[str, Any]]) -> str:
-    """Format a row of the table: how often each metric was called worse, or better, and the medians."""
+    """Format a row of the table: the medians of each metric, and its verdicts."""
     cells = [name, str(len(tests))]
-    for metric in ("wer", "deletions", "slo_attainment"):
-        verdicts = [item[metric][2] for item in tests]
+    for metric in METRICS:
         a, b = (statistics.median(item[metric][side] for item in tests) for side in (0, 1))
-        cells.append(f"{a:.1%} / {b:.1%}: {verdicts.count('slower')} worse, {verdicts.count('faster')} better")
+        cells.append(f"{a:.1%} / {b:.1%}: {count([item[metric][2] for item in tests])}")
     return f"| {' | '.join(cells)} |\n"
 
 
-def run(judge: word_errors.WordJudge, folder: Path, count: int, state: dict[str, Any], state_file: Path) -> None:
+def after(name: str, tests: list[dict[str, Any]]) -> str:
+    """Format rows of the verdicts on words after fewer windows."""
+    rows = []
+    for windows in (FEW, SOME, ALL):
+        found = [item["after"][str(windows)] for item in tests]
+        cells = [name, str(windows * WINDOW), *(count([item[metric] for item in found]) for metric in METRICS[:2])]
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return "".join(rows)
+
+
+def run(judge: quality.WordJudge, folder: Path, count: int, state: dict[str, Any], state_file: Path) -> None:
     """Make the tests that the state lacks; what was heard stays if one is stopped."""
     spoken: dict[tuple[str, int], bytes] = {}
-    for name, dropped in (("equal", 0.0), ("drops", DROPPED)):
-        for number in range(len(state[name]), count):
+    forgetful = Forgetful(judge._process, str(folder))
+    for name, dropped, tests, ears in (
+        ("equal", 0.0, count, judge), ("drops", DROPPED, count, judge), ("hears all", DROPPED, 1, forgetful),
+    ):  # fmt: skip
+        for number in range(len(state.setdefault(name, [])), tests):
             try:
-                state[name].append(test(judge, folder, dropped, 2 * number + (dropped > 0), spoken))
+                found = test(ears, folder, dropped, 2 * number + (dropped > 0), spoken)
+                state[name].append(json.loads(json.dumps(found)))
             finally:
                 state_file.write_text(json.dumps(state))
             sys.stderr.write(f"{number} {name}: {state[name][-1]}\n")
@@ -164,13 +219,20 @@ def run(judge: word_errors.WordJudge, folder: Path, count: int, state: dict[str,
 def main() -> None:
     folder, count = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 20
     state_file = Path(sys.argv[3] if len(sys.argv) > 3 else "right_and_fast.json")
-    state = json.loads(state_file.read_text()) if state_file.exists() else {"heard": {}, "equal": [], "drops": []}
-    with word_errors.start_word_judge(str(folder)) as judge:
+    state = json.loads(state_file.read_text()) if state_file.exists() else {"heard": {}}
+    with quality.start_word_judge(str(folder)) as judge:
         assert judge is not None
         judge.known = state["heard"]
         run(judge, folder, count, state, state_file)
     sys.stdout.write("| servers | tests | wer | deletions | within --slo |\n|---|---|---|---|---|\n")
     sys.stdout.write(row("equal", state["equal"]) + row("1 of 20 words is left out", state["drops"]))
+    sys.stdout.write(row("the same, all heard", state["hears all"]))
+    sys.stdout.write("\n| servers | answers of each | wer | deletions |\n|---|---|---|---|\n")
+    sys.stdout.write(after("equal", state["equal"]) + after("1 of 20 words is left out", state["drops"]) + "\n")
+    for test_of_all in state["hears all"]:
+        sys.stdout.write(
+            "{heard} answers heard, in {took_s:.0f} s, {cpu_s:.0f} s of processors\n".format(**test_of_all)
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Runs of `omni verify` where nothing is wrong, and with planted faults, on the instruction sets of other processors.
 
     python benchmarks/verify_quiet.py RESULTS --model FOLDER [--transcriber FOLDER] [--runs 20] [--only TEXT ...]
+    python benchmarks/verify_quiet.py RESULTS --summary
 
 Each setting hides instruction sets from ATen, oneDNN and vLLM, and gives them threads. No quiet run may find a
 difference: these have requests of their own, except those that need a sound or an image. Each fault, planted by
 `tests/support/planted_outputs.py`, must be found. RESULTS has a line per run; runs that are there already count, so
 that they can be spread over days. `--only` picks runs by parts of their names. Needs a processor with AVX-512 for all.
+`--summary` runs nothing, and writes a table of what RESULTS has.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import argparse
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -144,6 +147,54 @@ def list_runs(model: Path | None, transcriber: Path | None, num_runs: int) -> It
                 yield from in_settings(subject, f"planted {fault}", Run("", subjects[subject], environment, requests))
 
 
+@dataclass
+class Subject:
+    """The runs of a subject in a setting; `ratios` are the largest of each stage, of the mean to the noise's."""
+
+    runs: int = 0
+    different: int = 0
+    failed: int = 0
+    ratios: dict[str, float] = field(default_factory=dict)
+    faults: dict[str, bool] = field(default_factory=dict)
+    commits: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def add(self, what: str, found: str, commit: str) -> None:
+        is_different, planted = " different" in found, what.partition("planted ")[2]
+        self.commits[commit] += 1
+        if planted:
+            self.faults[planted] = is_different
+            return
+        self.runs += 1
+        self.different += is_different
+        self.failed += found.startswith("exit code")
+        for stage, mean, noise in re.findall(r"(\S+) mean (\S+) of ([^\s;]+)", found):
+            self.ratios[stage] = max(self.ratios.get(stage, 0.0), float(mean) / float(noise))
+
+    def cells(self) -> list[str]:
+        ratios = ", ".join(f"{stage} {ratio:.2f}" for stage, ratio in self.ratios.items())
+        missed = [name for name, is_found in self.faults.items() if not is_found]
+        faults = ", ".join(name for name, is_found in self.faults.items() if is_found)
+        faults += f"; missed: {', '.join(missed)}" if missed else ""
+        commits = ", ".join(f"{commit} ({count})" for commit, count in self.commits.items())
+        return [str(self.runs), str(self.different), str(self.failed), ratios or "-", faults or "-", commits]
+
+
+def summarise(lines: list[str]) -> str:
+    """Return a Markdown table with a row per setting and subject; lines of before have no setting."""
+    subjects: dict[tuple[str, str], Subject] = {}
+    for line in lines:
+        name, _, rest = line.partition(": ")
+        found, _, origin = rest.rpartition(" (")
+        setting, _, run = name.rpartition(" threads, ")
+        subject, _, what = run.partition(", ")
+        key = f"{setting} threads" if setting else "as it is", subject
+        subjects.setdefault(key, Subject()).add(what, found, origin.rstrip(")").split(", ")[1])
+    heads = ("setting", "subject", "quiet runs", "different", "failed", "largest mean / noise", "faults found",
+             "commits (runs)")  # fmt: skip
+    rows = [heads, ["---"] * len(heads), *([*key, *item.cells()] for key, item in subjects.items())]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
@@ -151,7 +202,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--transcriber", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--summary", action="store_true")
     options = parser.parse_args()
+    if options.summary:
+        sys.stdout.write(summarise(options.results.read_text().splitlines()))
+        return
 
     done = (
         {line.split(": ")[0] for line in options.results.read_text().splitlines()} if options.results.exists() else ()

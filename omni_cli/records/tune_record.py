@@ -6,11 +6,11 @@ The file is written after each batch, so that an interrupted search continues fr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from omni_cli.records.record import Variant, first_variant_problem
+from omni_cli.records.record import Alpha, Variant, first_variant_problem
 from omni_cli.records.record_file import Kind, get_digest, load_checked
 from omni_cli.records.results import Bounds, Outputs
 
@@ -70,8 +70,8 @@ class TuneRecord(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, Any]
     workload: dict[str, Any]
     objective: str
-    margin: float
-    alpha: float = 0.05
+    margin: Annotated[float, msgspec.Meta(gt=0, le=10)]
+    alpha: Alpha = 0.05
     limits: dict[str, Any] = {}
     elapsed_s: float = 0.0
     candidates: tuple[Candidate, ...]
@@ -107,8 +107,6 @@ def _first_problem(record: TuneRecord) -> str | None:
     names = [candidate.name for candidate in record.candidates]
     if not names or len(set(names)) != len(names):
         return "the names of its candidates are missing or not unique"
-    if not 0 < record.margin <= 10 or not 1e-4 <= record.alpha < 0.5:
-        return "its `margin` or `alpha` is out of range"
     for round_ in record.rounds:
         for batch in round_.batches:
             if problem := first_variant_problem(batch):

@@ -209,13 +209,14 @@ def _tokens(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -
         return {}
     measures = {"exact_match": 1 - len(differing) / len(names)}
     if differing:
-        measures["first_difference"] = float(min(_first_difference(first[name], second[name]) for name in differing))
+        measures["first_difference"] = float(min(first_difference(first[name], second[name]) for name in differing))
     return measures
 
 
-def _first_difference(a: np.ndarray, b: np.ndarray) -> int:
+def first_difference(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:
+    """Return the first position at which two series differ, or where the shorter one ends."""
     shorter = min(len(a), len(b))
-    unequal = np.flatnonzero(a[:shorter] != b[:shorter])
+    unequal = np.flatnonzero(np.asarray(a[:shorter]) != np.asarray(b[:shorter]))
     return int(unequal[0]) if len(unequal) else shorter
 
 

@@ -92,8 +92,7 @@ class ComparisonSpec:
         return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
-        """Return the differences, known before measuring, that rule out comparing the baseline with a record of this
-        machine and workload."""
+        """Return what rules out comparing the baseline with a record of this machine and workload, before measuring."""
         if self.baseline is None:
             return ()
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
@@ -245,10 +244,11 @@ class ComparisonResult:
 
     @property
     def is_decided(self) -> bool:
-        """True if more blocks would change nothing: each limit is decided, or without a gate all times and words."""
+        """True if more blocks would change nothing: limits are decided, else times and words, else chosen metrics."""
         if self.gate is not None and not self.failures:
             return self.gate.verdict != "inconclusive" and all(m.verdict != "inconclusive" for m in self.gate.metrics)
-        return all(item.verdict != "inconclusive" for item in self.comparisons if item.metric in (E2E, WER))
+        decisive = [item for item in self.comparisons if item.metric in (E2E, WER)] or self.comparisons
+        return all(item.verdict != "inconclusive" for item in decisive)
 
     @property
     def exit_code(self) -> ExitCode:

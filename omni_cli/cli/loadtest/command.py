@@ -34,7 +34,7 @@ def loadtest(options: LoadtestOptions) -> int:
     limits = options.limits()
     from omni_cli.cli.bench.run import measure, read_spec
     from omni_cli.cli.loadtest.reading import check_counts
-    from omni_cli.measure.bench.word_errors import start_word_judge
+    from omni_cli.measure.bench.quality import start_word_judge
     from omni_cli.measure.loadtest.plan import server_plan
     from omni_cli.openai_api.client import parse_url
 

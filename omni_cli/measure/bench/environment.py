@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,8 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> dict[str, Any
         },
         "variables": relevant_variables(variables),
         "code": code_version(Path(omni_cli.__file__).parents[1]),
-        "conditions": read_conditions(),
+        # What nobody chooses.
+        "conditions": {"load_average": list(os.getloadavg()), "python": sys.executable},
     }
 
 
@@ -70,14 +70,3 @@ def code_version(root: Path) -> dict[str, object]:
         changes = git_output(root, "status", "--porcelain", "--", "omni_cli", "profiles") if is_clone else None
         version |= {"commit": commit, "dirty": bool(changes)}
     return version
-
-
-def read_conditions() -> dict[str, object]:
-    """Return conditions outside anyone's control: the machine's load and its processor's clock."""
-    conditions: dict[str, object] = {"load_average": list(os.getloadavg()), "python": sys.executable}
-    # Only Linux has the file, and not every processor tells its clock.
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        if mhz := [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]:
-            conditions["cpu_mhz"] = mhz
-    return conditions

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from enum import Enum, auto
 from functools import partial
 from typing import Literal, Protocol
 
@@ -49,13 +48,6 @@ MIN_HANG_S = 60.0
 Interleaving = Literal["iterations", "turns", "loads", "none"]
 
 
-class OnFailure(Enum):
-    """The end of a variant that fails: of the whole measurement, or of this variant only."""
-
-    ABORT = auto()
-    DROP = auto()
-
-
 _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 
@@ -87,7 +79,8 @@ class Watcher(Protocol):
 class Harness:
     """One measurement. `launch(index)` makes the runner of a variant, `load(index)` its first request;
     `decided(record)` is asked at planned looks only. `both_orders`: on a processor, where the first-loaded of equal
-    variants is slower, interleaved ones are loaded again in the other order at half time."""
+    variants is slower, interleaved ones are loaded again in the other order at half time. `drops_failed`: the others
+    go on without a variant that fails."""
 
     builder: RecordBuilder
     _: KW_ONLY
@@ -99,7 +92,7 @@ class Harness:
     sampler: UtilisationSampler
     read_free: Callable[[], Free] = read_free
     meter: EnergyMeter | None = None
-    on_failure: OnFailure = OnFailure.ABORT
+    drops_failed: bool = False
     both_orders: bool = False
     interleaving: Interleaving = field(default="none", init=False)
 
@@ -215,13 +208,12 @@ class Harness:
         looks = plan_looks(blocks, orders=2 if has_two else 1) if self.limits.num_iters is None else ()
         return Halves(blocks, looks, None if has_two else 0)
 
-    async def _load_again(self, block: int) -> float:
-        """End the variants and load them in the other order, before this block; return the seconds."""
+    async def _load_again(self) -> float:
+        """End the variants and load them in the other order; return the seconds."""
         began_s, order = time.monotonic(), [*reversed(self._processes)]
         await self.close()
         for variant in order:
             await self._prepare(variant)
-        self.builder.loaded_again(block)
         return time.monotonic() - began_s
 
     async def _prepare(self, variant: int) -> None:
@@ -234,7 +226,7 @@ class Harness:
         try:
             yield
         except VariantError:
-            if self.on_failure is OnFailure.ABORT:
+            if not self.drops_failed:
                 raise
             self._dropped.add(variant)
             if variant in self._processes:
@@ -245,9 +237,11 @@ class Harness:
         started_s = time.monotonic()
         for block in range(schedule.blocks):
             try:
-                if block and block == halves.reversed_from:
-                    started_s += await self._load_again(block)
+                is_reversal = block > 0 and block == halves.reversed_from
+                started_s += await self._load_again() if is_reversal else 0.0
                 await run_block(block, schedule)
+                if is_reversal:  # an order without a whole block cancels nothing
+                    self.builder.loaded_again(block)
             except (asyncio.CancelledError, VariantError):
                 self._energy.end_early()
                 raise

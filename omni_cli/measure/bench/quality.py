@@ -1,34 +1,34 @@
-"""Measures of outputs by models: their weights, in folders that the user names, and the process that runs them.
-
-`measure_pairs` starts the process, `python -m omni_cli.measure.bench.quality` with its work on stdin as JSON, after the
-benchmark, so that it takes nothing from what is measured.
+"""Measures of outputs by models: their weights, in folders that the user names, and the process that runs them, which
+may need torch. Images and sounds are measured after the benchmark, words of answers between windows.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
-from omni_cli.core.child_python import python_command
 from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.core.errors import ExitCode, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
 from omni_cli.measure.bench.outputs import load_arrays
-from omni_cli.records.metrics import WER
+from omni_cli.records.metrics import DELETIONS, INSERTIONS, SUBSTITUTIONS, WER, WORDS
 from omni_cli.records.record import PROMPT, RATE
 from omni_cli.records.results import MODEL_BASED_MEASURES
 from omni_cli.stats.output_quality import get_worst
-from omni_cli.stats.word_errors import count_word_errors
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 """torchvision's file of AlexNet, the network of LPIPS; torchmetrics has the layers on top of it."""
@@ -39,17 +39,14 @@ _NEEDS_TORCHMETRICS = ("lpips",)
 _WHISPER_RATE = 16_000
 _LONGEST = 30 * _WHISPER_RATE
 _BATCH = 8
-Transcribe = Callable[[Sequence[tuple[np.ndarray, int]]], list[str]]
+T = TypeVar("T")
+Sound = tuple[np.ndarray, int]
+Utterance = tuple[str, str | Sound]
+"""The text that an answer should have, and its text, or its samples with their rate."""
+Transcribe = Callable[[Sequence[Sound]], list[str]]
 """Returns the text of sounds, (num_samples,) or (num_samples, channels), each with its sample rate."""
 Frames = Callable[[np.ndarray, np.ndarray, str], float | None]
 """Measures frames (num_frames, height, width, channels), uint8, of two variants; the second's prompt is given."""
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """Work of the process: folders of weights by measure, and pairs of files with outputs."""
-
-    weights: dict[str, str]
-    pairs: list[tuple[str, str]]
 
 
 class QualityWeightsError(OmniError):
@@ -92,31 +89,130 @@ def _bad_value(why: str, hint: str | None) -> UsageError:
     return UsageError(f"invalid value for `--quality`: {why}", hint=hint)
 
 
-def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]]) -> list[list[dict[str, float]]]:
-    """Return the measures of each request of each pair of files, in a process of its own, since they need torch.
+def _start_process(*, ignores_signals: bool = False) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=_keep_quiet, initargs=(ignores_signals,)
+    )
 
-    Raises `QualityWeightsError` if the process fails.
+
+def _call(process: ProcessPoolExecutor, measures: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Return what a function returns in the process. Raises `QualityWeightsError` if it fails."""
+    try:
+        return process.submit(function, *arguments).result()
+    except Exception as error:
+        hint = "check the weights of `--quality MEASURE=FOLDER`"
+        raise QualityWeightsError(f"cannot measure {measures}: {error or type(error).__name__}", hint=hint) from error
+
+
+def _keep_quiet(ignores_signals: bool) -> None:
+    """Keep what libraries print out of the command's output; signals may be for the command, which has answers left."""
+    for number in (signal.SIGINT, signal.SIGTERM) if ignores_signals else ():
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    prepare_libraries()
+
+
+def _end_with_parent() -> None:
+    """End if the command was killed: its end of the queue is open in this process, too, which would wait for good."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+class WordJudge:
+    """Counts the wrong words of answers; `known` are those of answers so far: what is equal is heard once."""
+
+    def __init__(self, process: ProcessPoolExecutor, folder: str) -> None:
+        self._process = process
+        self._folder = folder
+        self.known: dict[str, dict[str, float]] = {}
+
+    def judge(self, answers: Sequence[Utterance]) -> list[dict[str, float]]:
+        """Return the errors of each answer as `count_word_errors`. Raises `QualityWeightsError` if hearing fails."""
+        keys = [_hash(answer) for answer in answers]
+        new = {key: answer for key, answer in zip(keys, answers, strict=True) if key not in self.known}
+        self.known |= zip(new, _call(self._process, WER, _count, self._folder, list(new.values())), strict=True)
+        return [self.known[key] for key in keys]
+
+
+@contextmanager
+def start_word_judge(folder: str | None) -> Iterator[WordJudge | None]:
+    """Start the process for the Whisper in `folder`, "" for answers of text, and load it, so that this takes no time
+    from requests; nothing for None. Raises `QualityWeightsError`."""
+    if folder is None:
+        yield None
+        return
+    with _start_process(ignores_signals=True) as process:
+        judge = WordJudge(process, folder)
+        judge.judge([])
+        yield judge
+
+
+def _hash(answer: Utterance) -> str:
+    expected, said = answer
+    content = said.encode() if isinstance(said, str) else f"{said[1]} {said[0].shape}".encode() + said[0].tobytes()
+    return hashlib.sha256(expected.encode() + b"\0" + content).hexdigest()
+
+
+@cache
+def _load_ears(folder: str) -> tuple[Callable[[str], str], Transcribe | None]:
+    """Load Whisper's normaliser of English (lower case, no punctuation, numbers as digits), and the model, if any."""
+    from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+    spellings = Path(folder, "normalizer.json")
+    normalise = EnglishTextNormalizer(json.loads(spellings.read_text()) if spellings.is_file() else {})
+    return normalise, make_transcriber(Path(folder)) if folder else None
+
+
+def _count(folder: str, answers: Sequence[Utterance]) -> list[dict[str, float]]:
+    normalise, transcribe = _load_ears(folder)
+    sounds = [said for _, said in answers if not isinstance(said, str)]
+    heard = iter(transcribe(sounds) if transcribe else ())
+    texts = [said if isinstance(said, str) else next(heard) for _, said in answers]
+    pairs = zip(answers, texts, strict=True)
+    return [count_word_errors(normalise(expected).split(), normalise(text).split()) for (expected, _), text in pairs]
+
+
+def count_word_errors(expected: Sequence[str], said: Sequence[str]) -> dict[str, float]:
+    """Return the number of expected `words`, and by `WORD_ERRORS` the shares of them that are wrong.
+
+    The errors are the fewest insertions, deletions and substitutions that turn one into the other; of several such
+    ways, the one with the most substitutions counts. Without expected words, all words are wrong if there are any.
     """
-    work = Measurement(
-        {name: str(folder.absolute()) for name, folder in weights.items()}, [(str(a), str(b)) for a, b in pairs]
-    )
-    ended = subprocess.run(
-        python_command("-m", "omni_cli.measure.bench.quality"),
-        input=msgspec.json.encode(work),
-        capture_output=True,
-    )
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        names = ", ".join(weights)
-        raise QualityWeightsError(f"cannot measure {names}: {lines[-1]}", hint="check the weights: `-v` shows more")
-    return msgspec.json.decode(ended.stdout, type=list[list[dict[str, float]]])
+    count = len(expected)
+    if not count:
+        wrong = float(bool(said))
+        return {WORDS: 0.0, WER: wrong, DELETIONS: 0.0, INSERTIONS: wrong, SUBSTITUTIONS: 0.0}
+    row = [(place, 0) for place in range(len(said) + 1)]  # errors, and deletions among them
+    for number, word in enumerate(expected, start=1):
+        above, row = row, [(number, number)]
+        for place, other in enumerate(said, start=1):
+            errors, deleted = above[place - 1]
+            changed = errors + (word != other), deleted
+            left_out = above[place][0] + 1, above[place][1] + 1
+            row.append(min(changed, left_out, (row[-1][0] + 1, row[-1][1])))
+    errors, deleted = row[-1]
+    inserted = deleted + len(said) - count
+    shares = {WER: errors, DELETIONS: deleted, INSERTIONS: inserted, SUBSTITUTIONS: errors - deleted - inserted}
+    return {WORDS: float(count), **{name: value / count for name, value in shares.items()}}
 
 
-def measure_all(work: Measurement) -> list[list[dict[str, float]]]:
-    """Return the measures of each request of each pair, the worst of its outputs; equal outputs have none."""
-    of_frames = {name: make(Path(work.weights[name])) for name, make in _OF_FRAMES.items() if name in work.weights}
-    transcribe = make_transcriber(Path(work.weights["wer"]), words_only=True) if "wer" in work.weights else None
-    return [_pair(load_arrays(Path(a)) or {}, load_arrays(Path(b)) or {}, of_frames, transcribe) for a, b in work.pairs]
+def measure_pairs(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]]) -> list[list[dict[str, float]]]:
+    """Return the measures of each request of each pair of files, the worst of its outputs; equal outputs have none.
+
+    Raises `QualityWeightsError`.
+    """
+    with _start_process() as process:
+        return _call(process, ", ".join(weights), _measure_all, dict(weights), pairs)
+
+
+def _measure_all(weights: Mapping[str, Path], pairs: Sequence[tuple[Path, Path]]) -> list[list[dict[str, float]]]:
+    of_frames = {name: make(weights[name]) for name, make in _OF_FRAMES.items() if name in weights}
+    transcribe = make_transcriber(weights[WER], words_only=True) if WER in weights else None
+    return [_pair(load_arrays(a) or {}, load_arrays(b) or {}, of_frames, transcribe) for a, b in pairs]
 
 
 def _pair(
@@ -136,7 +232,8 @@ def _pair(
             values = {measure: of(a, b, prompt) for measure, of in of_frames.items()}
         elif kind == "audio" and name + RATE in first and transcribe is not None:
             rate = int(first[name + RATE])
-            values = {"wer": _word_error_rate(*(transcribe([(sound, rate)])[0] for sound in (a, b)))}
+            reference, heard = (transcribe([(sound, rate)])[0].split() for sound in (a, b))
+            values = {WER: count_word_errors(reference, heard)[WER]}
         else:
             continue
         known = {measure: value for measure, value in values.items() if value is not None}
@@ -208,7 +305,7 @@ def make_transcriber(folder: Path, *, words_only: bool = False) -> Transcribe:
         texts = processor.batch_decode(tokens, skip_special_tokens=True)
         return [str(processor.tokenizer.basic_normalize(text)) if words_only else str(text) for text in texts]
 
-    def transcribe(sounds: Sequence[tuple[np.ndarray, int]]) -> list[str]:
+    def transcribe(sounds: Sequence[Sound]) -> list[str]:
         mono = [(samples if samples.ndim == 1 else samples.mean(axis=1), rate) for samples, rate in sounds]
         heard = [soxr.resample(samples.astype(np.float32), rate, _WHISPER_RATE) for samples, rate in mono]
         texts = [""] * len(heard)
@@ -222,11 +319,6 @@ def make_transcriber(folder: Path, *, words_only: bool = False) -> Transcribe:
         return texts
 
     return transcribe
-
-
-def _word_error_rate(reference: str, heard: str) -> float:
-    """Return the word error rate; without words in the reference, 1 if there are any in the other."""
-    return count_word_errors(reference.split(), heard.split())[WER]
 
 
 def _load_model(kind: Any, folder: Path) -> Any:
@@ -244,17 +336,3 @@ def _device() -> str:
 
 
 _OF_FRAMES = {"lpips": _lpips, "clip_score": _clip_score}
-
-
-def main() -> None:
-    # Libraries print; the answer must be the only thing on stdout.
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    work = msgspec.json.decode(sys.stdin.buffer.read(), type=Measurement)
-    prepare_libraries()
-    with answer:
-        answer.write(msgspec.json.encode(measure_all(work)))
-
-
-if __name__ == "__main__":
-    main()

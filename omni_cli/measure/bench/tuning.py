@@ -23,7 +23,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.benchmark import Plan
-from omni_cli.measure.bench.harness import Harness, OnFailure, Watcher
+from omni_cli.measure.bench.harness import Harness, Watcher
 from omni_cli.measure.bench.local import check_variant_config, load_variant_config
 from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.bench.schedule import RunLimits
@@ -140,7 +140,7 @@ class Tuning:
                 decided=lambda _: False,
                 watcher=self.watcher,
                 sampler=UtilisationSampler(),
-                on_failure=OnFailure.DROP,
+                drops_failed=True,
             ).run()
             plan.builder.check()
             record = plan.builder.record()

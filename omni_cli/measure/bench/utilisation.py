@@ -274,22 +274,25 @@ class Nvml:
     def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
         """Open NVML; None without a driver or its Python binding."""
         nvml, devices = open_nvml(variables)
-        return None if nvml is None else cls(nvml, [device for device in devices if _tells(nvml, device[1])])
+        return (
+            None if nvml is None else cls(nvml, [device for device in devices if _ask(nvml, _state, nvml, device[1])])
+        )
 
     def read(self) -> tuple[GpuState, ...]:
         return tuple(_state(self._nvml, handle) for _, handle in self._devices)
 
 
-def _tells(nvml: Any, handle: Any) -> bool:
-    """Return True for a device that answers all queries; a part of one (MIG) does not."""
+def _ask(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """Return an answer; None of a device that does not tell, such as a part of one (MIG)."""
     try:
-        _state(nvml, handle)
+        return query(*arguments)
     except nvml.NVMLError:
-        return False
-    return True
+        return None
 
 
 def _state(nvml: Any, handle: Any) -> GpuState:
+    clock_mhz = _ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    limit_mw = _ask(nvml, nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuState(
         utilisation_percent=float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         sm_clock_mhz=float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
@@ -297,23 +300,9 @@ def _state(nvml: Any, handle: Any) -> GpuState:
         power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         # By its older name, which drivers of all ages know.
         throttled=throttle_names(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
-        max_sm_clock_mhz=_max_clock_mhz(nvml, handle),
-        power_limit_w=_power_limit_w(nvml, handle),
+        max_sm_clock_mhz=clock_mhz and float(clock_mhz),
+        power_limit_w=limit_mw and limit_mw / 1000,
     )
-
-
-def _max_clock_mhz(nvml: Any, handle: Any) -> float | None:
-    try:
-        return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
-    except nvml.NVMLError:
-        return None
-
-
-def _power_limit_w(nvml: Any, handle: Any) -> float | None:
-    try:
-        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000
-    except nvml.NVMLError:
-        return None
 
 
 def throttle_names(bits: int) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays, save_arrays
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.quality import WordJudge
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
-from omni_cli.measure.bench.word_errors import WordJudge
 from omni_cli.measure.loadtest.observations import (
     Canaries,
     ask_canaries,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from omni_cli.core.errors import AnswerError
 from omni_cli.measure.bench.listener import listen
+from omni_cli.measure.bench.quality import Utterance
 from omni_cli.measure.bench.slo import SLO, row_limits
-from omni_cli.measure.bench.word_errors import Utterance
 from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import (

@@ -17,6 +17,7 @@ from omni_cli.measure.verify.verdicts import Decode, compare_arrays, replace_val
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
 from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stats.output_quality import first_difference
 
 STREAMED_AUDIO_BOUND = 1e-3
 """The largest difference of streamed from whole audio, whose chunks are computed with limited context."""
@@ -133,7 +134,7 @@ def _codes_row(shared: Row, a: EngineTokens, b: EngineTokens) -> Row:
     """Compare the codes after the first of frames whose first codes are equal."""
     for position, (x, y) in enumerate(zip(a.codes or (), b.codes or (), strict=False)):
         if x != y:
-            codebook = next(number for number, pair in enumerate(zip(x, y, strict=True)) if pair[0] != pair[1])
+            codebook = first_difference(x, y)
             got = {"expected": str(x[codebook]), "got": str(y[codebook])}
             return replace_values(shared, verdict="different", position=position, codebook=codebook, **got)
     return shared
@@ -159,11 +160,7 @@ def _margin(tokens: EngineTokens, position: int, token_id: int | None) -> float 
 
 
 def _divergence_at(a: EngineTokens, b: EngineTokens) -> int | None:
-    if a.token_ids == b.token_ids:
-        return None
-    pairs = zip(a.token_ids, b.token_ids, strict=False)
-    shorter = min(len(a.token_ids), len(b.token_ids))
-    return next((position for position, (x, y) in enumerate(pairs) if x != y), shorter)
+    return None if a.token_ids == b.token_ids else first_difference(a.token_ids, b.token_ids)
 
 
 def _gaps_until(a: EngineTokens, b: EngineTokens, position: int | None) -> np.ndarray:
@@ -280,8 +277,7 @@ def different_row(check: Check, stage: str, request: str, why: str, **values: ob
 
 def text_row(check: Check, stage: str, request: str, expected: str, got: str, why: str) -> Row:
     """Return the row of a text that is not what it must be."""
-    position = next((at for at, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), None)
-    position = min(len(expected), len(got)) if position is None else position
+    position = first_difference(*([*map(ord, text)] for text in (expected, got)))
     pair = DifferentPair(expected_text=expected, got_text=got)
     return different_row(check, stage, request, f"{why}, from character {position} on", pair=pair)
 

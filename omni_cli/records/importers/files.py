@@ -19,7 +19,7 @@ from omni_cli.core.text import visible
 from omni_cli.records.importers.building import Imported
 from omni_cli.records.importers.serving import aiperf_requests, aiperf_summary, guidellm, sglang_serving, vllm_serve
 from omni_cli.records.importers.timings import LEFT_OUT, action_data, action_values, hyperfine, pytest_benchmark
-from omni_cli.records.record import first_problem, read_record
+from omni_cli.records.record import Record, first_problem, read_record
 from omni_cli.records.record_file import Kind, read_bytes, rephrase_location
 
 _KIND = Kind("result", "omni", "omni bench --output-json FILE", "write it again")
@@ -65,6 +65,8 @@ def load_foreign(path: Path) -> list[Imported]:
             return []
         tool, read = recognised
         imported = [_add_date(item, path) for item in read()]
+        for item in imported:
+            msgspec.convert(msgspec.to_builtins(item.record), Record)
     except (msgspec.ValidationError, TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise InputError(f"`{label}` is not a complete file of {tool}: {rephrase_location(error)}") from error
     except InputError as error:

@@ -54,7 +54,7 @@ def test_the_load_of_devices_is_kept_and_checked(tmp_path: Path) -> None:
     save_record(
         record(msgspec.structs.replace(first, device_load=(DeviceLoad(index=0, sm_clock_mhz=1, power_w=-1),))), path
     )
-    with pytest.raises(InputError, match="`device_load` is out of range"):
+    with pytest.raises(InputError, match=r"expected `float` >= 0.0 at `variants\[0\].device_load\[0\].power_w"):
         load_record(path)
 
 
@@ -141,24 +141,21 @@ def first(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda d: first(d).update(e2e_s=0),
-            "sample 0 of variant `a`: `e2e_s` is 0.0, not a duration",
-        ),
+        (lambda d: first(d).update(e2e_s=0), r"expected `float` >= 1e-12 at `variants\[0\].samples\[0\].e2e_s`"),
         (lambda d: first(d).update(e2e_s="1"), r"expected `float`, got `str` at `variants\[0\].samples\[0\].e2e_s`"),
         (lambda d: first(d).pop("e2e_s"), "object missing required field `e2e_s` at"),
-        (lambda d: first(d).update(block=-1), "`block` and `position` count from 0"),
-        (lambda d: first(d).update(block=2**64), "`block` and `position` count from 0"),
-        (lambda d: first(d).update(e2e_s=1e308), r"`e2e_s` is 1e\+308, not a duration"),
+        (lambda d: first(d).update(block=-1), "expected `int` >= 0 at .*block`"),
+        (lambda d: first(d).update(block=2**64), "(expected `int` <= 2147483647|integer out of range) at .*block`"),
+        (lambda d: first(d).update(e2e_s=1e308), "expected `float` <= 10000000000.0 at .*e2e_s`"),
         (lambda d: first(d)["metrics"].update(x=5e-324), "`x` is 5e-324, not an amount"),
-        (lambda d: d.update(sampling={"alpha": 5e-324}), "its `sampling` is not a plan"),
-        (lambda d: first(d)["metrics"].update(x=-1), "`x` is -1.0, not an amount"),
+        (lambda d: d.update(sampling={"alpha": 5e-324}), "expected `float` >= 0.0001 at `sampling.alpha`"),
+        (lambda d: first(d)["metrics"].update(x=-1), "expected `float` >= 0.0 at .*metrics"),
         (lambda d: d.update(variants=[]), "has no variants"),
         (lambda d: d["variants"].append(d["variants"][0]), "the names of its variants are not unique"),
         (lambda d: d["variants"][0].update(name="a\x1b[31m"), "the names of its variants contain control characters"),
         (
             lambda d: d["variants"][0].update(memory={"peak_allocated_bytes": -5}),
-            "`peak_allocated_bytes` is not a number of bytes",
+            "expected `int` >= 0 at .*memory.peak_allocated_bytes`",
         ),
         (lambda d: d.update(sampling={"looks": [3, 2]}), "its `sampling` is not a plan"),
         (lambda d: d["variants"][0].update(summary={"e2e_s": 3}), "expected `object`, got `int` at `variants"),

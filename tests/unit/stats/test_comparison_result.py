@@ -182,6 +182,9 @@ def test_is_decided() -> None:
     close = record(*pair(40, 1.05, seed=2))
     assert compare_within(close).is_decided
     assert not compare_within(close, limits=GateLimits({"e2e_s": 0.05})).is_decided
+    noisy = record(*pair(10, 1.02, cv=0.2, seed=1))
+    assert not compare_within(noisy, metrics=["ttft_s"]).is_decided, "the only metric of `--metric` is open"
+    assert compare_within(record(*pair(40, 1.5, cv=0.001)), metrics=["ttft_s"]).is_decided
 
 
 def test_interleaved() -> None:

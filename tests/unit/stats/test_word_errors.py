@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from omni_cli.measure.bench.quality import count_word_errors
 from omni_cli.records.metrics import WORD_ERRORS
 from omni_cli.records.record import Sample, Variant
 from omni_cli.report.comparison_view import comparison_verdict
@@ -16,7 +17,6 @@ from omni_cli.stats.blocks import get_summaries
 from omni_cli.stats.comparable import work_differences
 from omni_cli.stats.compare import Compared, Doubt, compare_variants
 from omni_cli.stats.verdicts import Pair
-from omni_cli.stats.word_errors import count_word_errors
 
 WORDS = 10
 

@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 from support.omni_process import run_omni
 
-from omni_cli.measure.bench.word_errors import start_word_judge
+from omni_cli.measure.bench.quality import start_word_judge
 from omni_cli.records.record import load_record
 from omni_cli.requests.encoding import encode_wav
 from omni_cli.requests.media.audio import SPEECH_TEXTS, read_speech
@@ -57,7 +57,7 @@ def test_what_stops_the_command_lets_its_last_answers_be_judged(number: signal.S
 def test_the_process_ends_with_a_command_that_is_killed() -> None:
     code = (
         "import multiprocessing, os, signal\n"
-        "from omni_cli.measure.bench.word_errors import start_word_judge\n"
+        "from omni_cli.measure.bench.quality import start_word_judge\n"
         "if __name__ == '__main__':\n"
         "    with start_word_judge(''):\n"
         "        print(*[child.pid for child in multiprocessing.active_children()], flush=True)\n"

@@ -216,9 +216,9 @@ def test_a_record_of_before_loads(tmp_path: Path) -> None:
     [
         ({"busy_cores": (1.0,)}, "different lengths"),
         ({"held_back": (0.1,)}, "different lengths"),
-        ({"own_cores": (1.0, -1.0)}, "out of range"),
+        ({"own_cores": (1.0, -1.0)}, r"expected `float` >= 0.0 at `utilisation.own_cores"),
         ({"end_s": (1.0, 1.0)}, "do not increase"),
-        ({"block_end_s": (1e12,)}, "out of range"),
+        ({"block_end_s": (1e12,)}, "expected `float` <= 10000000000.0 at `utilisation.block_end_s"),
     ],
 )
 def test_invalid_series_are_rejected(change: dict, said: str, tmp_path: Path) -> None:

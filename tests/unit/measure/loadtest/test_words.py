@@ -17,6 +17,7 @@ from omni_cli.cli.loadtest.options import LoadtestOptions
 from omni_cli.cli.loadtest.reading import find_recogniser
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.measure.bench.protocol import Ran
+from omni_cli.measure.bench.quality import count_word_errors
 from omni_cli.measure.bench.slo import SLO
 from omni_cli.measure.loadtest.dataset import Dataset, read_dataset
 from omni_cli.measure.loadtest.plan import SendingTurn, ServerVariant
@@ -27,7 +28,6 @@ from omni_cli.openai_api.choices import AnswerChoice
 from omni_cli.openai_api.client import Outcome, RequestFailure, Target
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.requests.encoding import encode_wav
-from omni_cli.stats.word_errors import count_word_errors
 
 SPEECH, TRANSCRIPTS, CHAT = Endpoint("speech"), Endpoint("transcriptions"), Endpoint("chat")
 LIMITS = [SLO("e2e", 1.0), SLO("wer", 0.1)]
