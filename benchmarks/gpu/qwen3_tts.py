@@ -124,7 +124,7 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
             else:
                 try:
                     done = await asyncio.to_thread(others[side].speak, texts, streamed)
-                except EOFError:
+                except (EOFError, BrokenPipeError):
                     _say(f"{side} has ended")
                     others.pop(side).close()
                     continue
@@ -163,7 +163,7 @@ def _neighbours(folder: Path, options: argparse.Namespace) -> Iterable[tuple[str
 
 
 def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[str]:
-    yield "clients  side            round's s            first audio s        RTF    audio per s"
+    yield "clients  side                  round's s            first audio s        RTF    audio per s"
     for (clients, side), group in itertools.groupby(
         sorted(rounds, key=lambda row: (row["clients"], row["side"])), key=lambda row: (row["clients"], row["side"])
     ):
@@ -172,7 +172,7 @@ def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[s
         firsts = [row["first_audio_s"] for row in rows]
         rtf = statistics.median(row["request_s"] * clients / row["audio_s"] for row in rows)
         rate = statistics.median(row["audio_s"] / row["seconds"] for row in rows)
-        yield f"{clients:7}  {side:14}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}"
+        yield f"{clients:7}  {side:20}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}"
     yield "memory_gib " + ", ".join(f"{side} {size:.2f}" for side, size in memory.items())
 
 
