@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -132,7 +133,7 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
             firsts, ends, num_samples = ([one[index] for one in done] for index in range(3))
             row = {
                 "clients": clients, "side": side + " streamed" * streamed, "round": number, "seconds": seconds,
-                "audio_s": sum(num_samples) / 24_000,
+                "audio_s": sum(num_samples) / 24_000 or math.nan,
                 "first_audio_s": statistics.median(firsts) if streamed else seconds,
                 "request_s": statistics.median(ends),
             }  # fmt: skip
