@@ -1,37 +1,44 @@
-"""Qwen3-TTS at the 1.7B's sizes on one GPU, beside the publisher's package (qwen-tts 0.1.1), interleaved.
+"""Qwen3-TTS at the 1.7B's sizes on one GPU, beside vllm-omni and the publisher's package, interleaved.
 
-    PYTHONPATH=. python benchmarks/gpu/qwen3_tts.py -o DIR --publisher PATH [--clients 1 8 32] [--frames 125]
-        [--rounds 3] [--folder FOLDER]
+    PYTHONPATH=. python benchmarks/gpu/qwen3_tts.py -o DIR [--clients 1 8 32] [--frames 125] [--rounds 3]
+        [--folder FOLDER] [--publisher PATHS] [--vllm-omni PATHS [--batches 1 8]] [--without-omni]
 
-PATH is a folder of packages with `qwen_tts` and the transformers that it needs, put before the others in a process of
-its own. Random bfloat16 weights whose end is never drawn, so that each request has `--frames` frames of 80 ms; both
-sides sample as the checkpoint says. Both sides stay on the device and take their rounds one after another; all requests
-of a round enter at once. omni runs them whole and streamed; the package runs a round as one batch and returns whole
-audio. One round warms up.
+PATHS are folders of packages, joined by colons, put before the others in a process of their own: `qwen_tts` 0.1.1 with
+the transformers that it needs, or vllm-omni with its vLLM (`qwen3_tts_vllm_omni.py`, where `--batches` is explained;
+one process for each number). Random bfloat16 weights whose end is never drawn, so that each request has `--frames`
+frames of 80 ms; all sides sample as the checkpoint says. They stay on the device and take their rounds one after
+another; all requests of a round enter at once. omni and vllm-omni run them whole and streamed; the package runs a round
+as one batch and returns whole audio. One round warms up. A side that ends is left out from then on.
 
 RTF is a request's time over that of its audio, `audio_rate` the seconds of audio that a round makes in one second.
-Medians over rounds, with the least and the greatest. `memory_gib` is what a side has taken of the device. `--tiny` runs
-a small model anywhere, and is meaningless for speed.
+Medians over rounds, with the least and the greatest. `memory_gib` is what a side holds of the device after its rounds,
+all its processes together. `--tiny` runs a small model anywhere, and is meaningless for speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
+import math
 import os
+import select
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-WORKER = "--worker"
-GIB = 1 << 30
+WORKER, PUBLISHER = "--worker", "publisher"
+# Before omni sets what vLLM reads.
+ENVIRONMENT = dict(os.environ)
+READY_S = 300.0
 TEXTS = (
     "The boats come home in the evening, and the lighthouse is red.", "What is the capital of France, and why?",
     "Tell me about the rain on a tin roof, slowly and quietly.", "And now the weather for the coast and the hills.",
@@ -87,52 +94,77 @@ def load_config(folder: Path, options: argparse.Namespace) -> Any:
 
 
 async def _measure(folder: Path, options: argparse.Namespace) -> None:
-    from omni_cli.engine.omni_llm import OmniLLM
+    # They load at the same time as omni.
+    others = {name: Neighbour(name, command, paths) for name, command, paths in _neighbours(folder, options)}
+    began_s, llm = time.perf_counter(), None
+    if not options.without_omni:
+        from omni_cli.engine.omni_llm import OmniLLM
 
-    llm = OmniLLM(load_config(folder, options))
-    free, began_s = _free_bytes(), time.perf_counter()
-    await llm.start()
-    memory = {"omni": (free - _free_bytes()) / GIB}
-    _say(f"omni is ready after {time.perf_counter() - began_s:.1f} s, {memory['omni']:.2f} GiB")
-    free, publisher = _free_bytes(), None
-    if options.publisher:
-        publisher = Publisher(folder, options)
-        _say(f"the package is ready after {publisher.ready_s:.1f} s")
+        llm = OmniLLM(load_config(folder, options))
+        await llm.start()
+        _say(f"omni is ready after {time.perf_counter() - began_s:.1f} s")
+    for name, other in list(others.items()):
+        if await asyncio.to_thread(other.wait_until_ready, READY_S - (time.perf_counter() - began_s)):
+            _say(f"{name} is ready after {time.perf_counter() - began_s:.1f} s")
+        else:
+            _say(f"{name} is not ready after {time.perf_counter() - began_s:.1f} s")
+            others.pop(name).close()
     rounds: list[dict[str, Any]] = []
-    sides = ["omni", "omni streamed", *(["publisher"] if publisher else [])]
+    memory: dict[str, float] = {}
+    sides = [(side, streamed) for side in ([] if llm is None else ["omni"]) for streamed in (False, True)]
+    sides += [(side, way) for side in others for way in ((False,) if side == PUBLISHER else (False, True))]
     numbers = itertools.count()
     for clients in options.clients:
-        for number, side in itertools.product(range(-1, options.rounds), sides):
+        for number, (side, streamed) in itertools.product(range(-1, options.rounds), sides):
+            if (clients > options.publisher_clients and side == PUBLISHER) or (side != "omni" and side not in others):
+                continue
             texts = [f"{next(numbers)}. {TEXTS[index % len(TEXTS)]}" for index in range(clients)]
             began_s = time.perf_counter()
-            if side == "publisher":
-                first_s = ends_s = None
-                num_samples = await asyncio.to_thread(publisher.speak, texts)
-                memory["publisher"] = max(memory.get("publisher", 0.0), (free - _free_bytes()) / GIB)
+            if side == "omni":
+                done = await asyncio.gather(*(_speak(llm, text, streamed=streamed) for text in texts))
             else:
-                done = await asyncio.gather(*(_speak(llm, text, streamed=side != "omni") for text in texts))
-                firsts, ends, num_samples = ([one[index] for one in done] for index in range(3))
-                first_s, ends_s = statistics.median(firsts), statistics.median(ends)
+                try:
+                    done = await asyncio.to_thread(others[side].speak, texts, streamed)
+                except (EOFError, BrokenPipeError):
+                    _say(f"{side} has ended")
+                    others.pop(side).close()
+                    continue
             seconds = time.perf_counter() - began_s
-            audio_s = sum(num_samples) / 24_000
+            firsts, ends, num_samples = ([one[index] for one in done] for index in range(3))
             row = {
-                "clients": clients, "side": side, "round": number, "seconds": seconds, "audio_s": audio_s,
-                "first_audio_s": first_s if side == "omni streamed" else seconds, "request_s": ends_s or seconds,
+                "clients": clients, "side": side + " streamed" * streamed, "round": number, "seconds": seconds,
+                "audio_s": sum(num_samples) / 24_000 or math.nan,
+                "first_audio_s": statistics.median(firsts) if streamed else seconds,
+                "request_s": statistics.median(ends),
             }  # fmt: skip
             _say(json.dumps(row))
             if number >= 0:
                 rounds.append(row)
+            memory["device"] = _device_gib(0, ())
+            memory[side] = _device_gib(os.getpid() if side == "omni" else others[side].pid, others.values())
             (options.output_dir / "qwen3_tts.json").write_text(json.dumps({"rounds": rounds, "memory_gib": memory}))
-    await llm.close()
-    if publisher:
-        publisher.close()
+    if llm is not None:
+        await llm.close()
+    for other in others.values():
+        other.close()
     summary = "\n".join(_lines(rounds, memory)) + "\n"
     (options.output_dir / "qwen3_tts.txt").write_text(summary)
     sys.stdout.write(summary)
 
 
+def _neighbours(folder: Path, options: argparse.Namespace) -> Iterable[tuple[str, list[str], str]]:
+    asked = [str(folder), str(options.frames)]
+    if options.publisher:
+        yield PUBLISHER, [options.publisher_python, __file__, WORKER, *asked], options.publisher
+    for batches in options.batches if options.vllm_omni else ():
+        script = str(Path(__file__).with_name("qwen3_tts_vllm_omni.py"))
+        name = f"vllm-omni-{batches}"
+        own = ["--batches", str(batches), "--runner", options.runner]
+        yield name, [sys.executable, script, *asked, *own], options.vllm_omni
+
+
 def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[str]:
-    yield "clients  side            round's s            first audio s        RTF    audio per s"
+    yield "clients  side                  round's s            first audio s        RTF    audio per s"
     for (clients, side), group in itertools.groupby(
         sorted(rounds, key=lambda row: (row["clients"], row["side"])), key=lambda row: (row["clients"], row["side"])
     ):
@@ -141,7 +173,7 @@ def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[s
         firsts = [row["first_audio_s"] for row in rows]
         rtf = statistics.median(row["request_s"] * clients / row["audio_s"] for row in rows)
         rate = statistics.median(row["audio_s"] / row["seconds"] for row in rows)
-        yield f"{clients:7}  {side:14}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}"
+        yield f"{clients:7}  {side:20}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}"
     yield "memory_gib " + ", ".join(f"{side} {size:.2f}" for side, size in memory.items())
 
 
@@ -168,37 +200,52 @@ async def _speak(llm: Any, text: str, *, streamed: bool) -> tuple[float, float, 
     return first_s or end_s, end_s, num_samples or whole
 
 
-class Publisher:
-    """The publisher's package in a process of its own, which runs a list of texts as one batch."""
+class Neighbour:
+    """Another implementation in a process of its own, which answers a list of texts at once."""
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        began_s = time.perf_counter()
+    def __init__(self, name: str, command: Sequence[str], paths: str) -> None:
         self._process = subprocess.Popen(
-            [options.publisher_python, __file__, WORKER, str(folder), str(options.frames)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": str(options.publisher)},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            env=_environment(name, paths),
         )  # fmt: skip
-        self._read()
-        self.ready_s = time.perf_counter() - began_s
+        self.pid = self._process.pid
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Return False if it has ended, or gives no sign for so long."""
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], max(seconds, 1.0))
+        return bool(readable) and bool(self._process.stdout.readline())
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("the publisher's process has ended")
+            raise EOFError
         return json.loads(line)
 
-    def speak(self, texts: list[str]) -> list[int]:
+    def speak(self, texts: list[str], streamed: bool) -> list[tuple[float, float, int]]:
+        """Return what `_speak` does, of each text."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(texts) + "\n")
+        self._process.stdin.write(json.dumps({"texts": texts, "streamed": streamed}) + "\n")
         self._process.stdin.flush()
-        numbers: list[int] = self._read()
-        return numbers
+        return [(first_s or end_s, end_s, num_samples) for first_s, end_s, num_samples in self._read()]
 
     def close(self) -> None:
+        """End it; whoever does not end by itself is killed, with all of its processes."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _environment(name: str, paths: str) -> dict[str, str]:
+    """Return the environment that this process was given, with other packages and caches of its own."""
+    caches = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")) + f"-{name}"
+    own = {"VLLM_CACHE_ROOT": caches, "TRITON_CACHE_DIR": f"{caches}/triton", "XDG_CACHE_HOME": caches}
+    return {**ENVIRONMENT, **own, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "PYTHONPATH": paths}
 
 
 def work(folder: str, num_frames: int) -> None:
@@ -228,10 +275,12 @@ def work(folder: str, num_frames: int) -> None:
     answers.write("null\n")
     answers.flush()
     for line in sys.stdin:
-        texts = json.loads(line)
+        texts = json.loads(line)["texts"]
+        began_s = time.perf_counter()
         asked = {"speaker": ["vivian"] * len(texts), "language": ["english"] * len(texts)}
         waves, _ = model.generate_custom_voice(text=texts, **asked, max_new_tokens=num_frames + 1)
-        answers.write(json.dumps([len(wave) for wave in waves]) + "\n")
+        seconds = time.perf_counter() - began_s
+        answers.write(json.dumps([(None, seconds, len(wave)) for wave in waves]) + "\n")
         answers.flush()
 
 
@@ -241,13 +290,27 @@ def _is_installed(name: str) -> bool:
     return name.partition(".")[0] not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
-def _free_bytes() -> int:
-    import torch
+def _device_gib(pid: int, others: Iterable[Neighbour]) -> float:
+    """Return what a process and its descendants hold of the device, without those of other sides; of 0, all."""
+    query = "--query-compute-apps=pid,used_memory" if pid else "--query-gpu=index,memory.used"
+    try:
+        asked = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+        lines = subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()
+    except FileNotFoundError:
+        return 0.0
+    sides = {other.pid for other in others} | {os.getpid()}
+    held = (tuple(map(int, line.split(","))) for line in lines if line.replace(",", "").replace(" ", "").isdigit())
+    return sum(mib for holder, mib in held if not pid or _side_of(holder, sides) == pid) / 1024
 
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.synchronize()
-    return torch.cuda.mem_get_info()[0]
+
+def _side_of(pid: int, sides: set[int]) -> int:
+    """Return the nearest of `sides` among a process and its ancestors, or 0."""
+    while pid > 0 and pid not in sides:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            return 0
+    return pid
 
 
 def _say(text: str) -> None:
@@ -259,8 +322,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output-dir", type=Path, required=True)
     parser.add_argument("--folder", type=Path, help="of the checkpoint")
-    parser.add_argument("--publisher", type=Path, help="a folder of packages with qwen_tts")
+    parser.add_argument("--publisher", metavar="PATHS", help="folders of packages with qwen_tts")
     parser.add_argument("--publisher-python", default=sys.executable, help="the Python that runs them")
+    parser.add_argument("--publisher-clients", type=int, default=32, help="the package runs no larger rounds")
+    parser.add_argument("--vllm-omni", metavar="PATHS", help="folders of packages with vllm-omni")
+    parser.add_argument("--batches", type=int, nargs="+", default=[8], help="of vllm-omni's decoder, a side for each")
+    parser.add_argument("--runner", choices=["v1", "v2"], default="v2", help="vLLM's model runner, of vllm-omni")
+    parser.add_argument("--without-omni", action="store_true", help="only the others")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--frames", type=int, default=125)

@@ -19,7 +19,7 @@ from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denois
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunker, ChunkSizes, DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
-from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Velocity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,7 +176,8 @@ def test_more_context_reduces_the_difference(tiny):
 def test_one_chunk_of_all_codes_is_the_whole(tiny):
     model, speaker = tiny
     codes = codes_of(20)
-    assert codes_per_block(model) == 12
+    dit = model.code2wav_dit_model
+    assert ChunkSizes().first * dit.repeats == dit.block_size
     torch.testing.assert_close(
         joined(model, speaker, codes, ChunkSizes()), whole(model, speaker, codes), rtol=0, atol=1e-6
     )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
+import weakref
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +31,7 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.vocoder import PackedVocoder  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.model import Qwen2_5OmniToken2WavForDiffusion  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.platform import (  # noqa: E402
     CpuPlatform,
     Platform,
@@ -328,6 +333,21 @@ def loud_vocoder(channels: int = 64) -> torch.nn.Module:
             module.alpha.data.normal_(0, 0.3)
             module.beta.data.normal_(0, 0.3)
     return vocoder
+
+
+# --- Memory ---
+
+
+def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
+    stage = Token2WavConfig.create("token2wav", backend="vllm", batching="padded")
+    model: Any = SimpleNamespace(token2wav=token2wav(), speakers=VOICES)
+    attention = model.token2wav.code2wav_dit_model.transformer_blocks[0].attn
+    unjoined = [weakref.ref(part.weight) for part in (attention.to_q, attention.to_k, attention.to_v)]
+    del attention
+    Qwen2_5OmniToken2WavForDiffusion.prepare(model, stage)
+    gc.collect()
+    assert [weight() for weight in unjoined] == [None] * 3
+    assert model.token2wav.device.type == "cpu"
 
 
 # --- Requests that join and leave ---

@@ -20,7 +20,7 @@ from omni_cli.models.qwen2_5_omni.connectors import load_speakers
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.scheduler import SpeechScheduler
-from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer, codes_per_block
+from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 
 
 class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
@@ -34,7 +34,9 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         self.allow_patterns_overrides = shards_with_prefix(model_config.model, "token2wav.")
         self.token2wav = Qwen2_5OmniToken2WavModel(model_config.hf_config.token2wav_config)
         self.speakers = load_speakers(model_config.model)
-        self.codes_per_block = codes_per_block(self.token2wav)
+        dit = self.token2wav.code2wav_dit_model
+        # Context that begins with a block of the DiT's attention gives the whole's values.
+        self.codes_per_block = max(1, int(dit.block_size) // int(dit.repeats))
         # For the whole process, which is this stage's own. By default cuDNN selects the vocoder's kernels in every
         # call, and waveforms differ by 2e-4 from call to call. benchmarks/gpu/vocoder_repeats.py measures the cost.
         torch.backends.cudnn.deterministic = True
@@ -42,6 +44,8 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
     def prepare(self, stage: Token2WavConfig) -> ExecutionMode:
         """Make the modules run as `stage` asks, once the weights are loaded; raises `StageError`."""
         self.synthesizer = Synthesizer(self.token2wav, self.speakers, stage)
+        # Layers for packed sequences have joined weights, and the layers that they were made of are not called again.
+        self.token2wav.code2wav_dit_model = self.synthesizer.velocity.dit
         self.scheduler = SpeechScheduler(self.synthesizer)
         return self.synthesizer.execution_mode
 

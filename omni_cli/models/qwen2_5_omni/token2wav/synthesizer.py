@@ -152,9 +152,3 @@ class Synthesizer:
             for size in reversed(list(buckets(largest))):
                 self.begin([request], functools.partial(max, size)).step()
             self.vocoder.capture_ahead()
-
-
-def codes_per_block(token2wav: Qwen2_5OmniToken2WavModel) -> int:
-    """Return the codes per block of the DiT's attention; context that begins with a block gives the whole's values."""
-    dit = token2wav.code2wav_dit_model
-    return max(1, int(dit.block_size) // int(dit.repeats))
