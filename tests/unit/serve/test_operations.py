@@ -1,4 +1,4 @@
-"""What `/v1/models` says of a model, and the probes, which the log leaves out."""
+"""The description of a model at `/v1/models`, and probes, which the log leaves out."""
 
 from __future__ import annotations
 
