@@ -99,7 +99,7 @@ async def _talk(url: str, model: str, conversation: Conversation, options: ChatO
         described = await describe_model(client, model)
         conversation.defaults = described.get("sampling") or {}
         if not options.quiet:
-            said = f"; {text}, unless `/set` changes it" if (text := describe(conversation.defaults)) else ""
+            said = f"; sampling: {text}, unless `/set` changes it" if (text := describe(conversation.defaults)) else ""
             console.print_note(f"{model} at {url}{said}; `/help` lists the commands, Ctrl-D leaves")
             if described.get("random_weights"):
                 console.print_note(RANDOM_WEIGHTS.format(name=model))

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.generate.printers import BlockPrinter, Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
 from omni_cli.cli.serve import make_engine
 from omni_cli.cli.terminal import console
@@ -68,6 +68,7 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
             return
         await self._worker.start(self._progress.handle)
         self._ready_at, in_flight = time.monotonic(), asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        self._printer.on_loaded(self._worker.stages)
         lines = [(index, line) for index, line in enumerate(self._requests) if isinstance(line, BatchLine)]
         await asyncio.gather(*(self._run_line(index, line, in_flight) for index, line in lines))
 
@@ -102,6 +103,8 @@ def run_batch(
     settings = ServerSettings(limits, output_dir, drain_timeout_s=0, served_model_names=("*",), seed=config.seed)
     server, lines = Server(engine, config, settings, log), list(read_batch(path))
     writer, printer = ArtifactWriter(output_dir, ()), Printer(progress, verbose=verbose)
+    if not options.as_json:
+        printer = BlockPrinter(progress, verbose=verbose, quiet=options.quiet)
     run = BatchFileRun(server.supervisor, lines, writer=writer, printer=printer, progress=progress)
     run.app = server.app
     outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
