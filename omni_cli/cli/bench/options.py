@@ -19,6 +19,7 @@ from omni_cli.cli.options import (
 )
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
+from omni_cli.config.bundled import bundled_profiles
 from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class WorkloadOptions(ProfileOptions):
         for flag, value in (("--batch-size", self.batch_size), ("--input-len", self.input_len)):
             if value is not None:
                 raise UsageError(f"`{flag}` and a file of requests exclude each other", hint="remove one of them")
+        if str(self.requests) in bundled_profiles() and not self.requests.exists():
+            raise UsageError(f"no requests file `{self.requests}`", hint=f"did you mean `--profile {self.requests}`?")
         file = describe_requests(self.requests, config, console.print_warning)
         return Workload(stage, file.num_requests, output_len=self.output_len, requests=file)
 
