@@ -44,9 +44,9 @@ def test_its_requests_take_time_and_its_stages_are_reported(tmp_path: Path) -> N
     progress = choose_progress([("model", "ar")], 0, sys.stderr, quiet=True, verbose=False)
     lines = [BatchLine("a", "batch.jsonl:1", "/v1/completions", b"{}")]
     worker: Any = Worker()
-    writer, printer = ArtifactWriter(tmp_path, ()), Shown(progress, verbose=False)
-    run = BatchFileRun(worker, lines, writer=writer, printer=printer, progress=progress)
-    run.app = answer
+    printer = Shown(progress, verbose=False)
+    shown: Any = {"writer": ArtifactWriter(tmp_path, ()), "printer": printer, "progress": progress}
+    run = BatchFileRun(worker=worker, requests=lines, app=answer, **shown)
     outcome = asyncio.run(run.run(timeout_s=None))
     assert [record.error for record in outcome.records] == [None]
     assert outcome.total_s >= 0.02
