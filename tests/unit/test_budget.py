@@ -11,7 +11,7 @@ ROOT = Path(omni_cli.__file__).parent
 LINES = {
     "backends": 9_500,
     "checkpoints": 3_250,
-    "cli": 7_300,
+    "cli": 7_150,
     "config": 2_950,
     "core": 1_350,
     "engine": 4_250,

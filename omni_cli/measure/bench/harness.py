@@ -256,10 +256,11 @@ class Harness:
             self.sampler.block_ended()
             self._note_load()
             done = block + 1
-            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self.builder.record())
+            budget_s = self.limits.budget_s(elapsed_s / done / schedule.rounds)
+            planned_s = min(elapsed_s / done * schedule.blocks, budget_s)
+            state = State(done, schedule.blocks, elapsed_s, planned_s, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
             await asyncio.to_thread(self.watcher.block_done, state)
-            budget_s = self.limits.budget_s(elapsed_s / done / schedule.rounds)
             is_over = halves.is_over(done, (elapsed_s + elapsed_s / done / 2) / budget_s)
             # The decision to stop early may depend on the data only at the planned looks.
             if not is_over and halves.is_look(done):
