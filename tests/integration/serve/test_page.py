@@ -117,6 +117,7 @@ def test_boxes_have_the_sampling_and_the_hint_names_random_weights(page: ServedP
 def test_a_box_that_nobody_changed_is_not_sent(page: ServedPage, omni: OmniServer) -> None:
     page.open(omni)
     page.until("model?.sampling")
+    page.browser.evaluate("document.getElementById('settings').open = true")
     page.browser.evaluate("Object.assign(model.sampling.temperature, {source: 'default'})")
     box = "document.querySelector('#fields [name={}]')"
     assert page.browser.evaluate("JSON.stringify(settings())") == "{}"
