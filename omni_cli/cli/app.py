@@ -50,6 +50,7 @@ _SYNONYMS = {
     "--rps": "--request-rate", "--qps": "--request-rate", "--num-prompts": "--num-requests",
     "--iterations": "--num-iters", "--warmup": "--num-iters-warmup", "--model-path": "--model", "--cmd": "--command",
     "--fix": "--install", "-f": "--requests", "--device": "--devices",
+    "--base-url": "--url",
     "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
@@ -314,7 +315,7 @@ def _option_hint(option: str, context: Any) -> str | None:
         return moved
     if _SYNONYMS.get(option) in known:
         return f"did you mean {_USAGES.get(option, f'`{_SYNONYMS[option]}`')}?"
-    if option.lstrip("-") in _names(context):
+    if _SYNONYMS.get(option, option).lstrip("-") in _names(context):
         return f"it is an argument: leave out `{option}`"
     if "--set" in known and (key := _key(_SYNONYMS.get(option, option))):
         return f"did you mean `--set {key}=VALUE`? `omni profiles show` prints the stages and their keys"

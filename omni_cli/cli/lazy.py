@@ -20,7 +20,7 @@ from typer.main import get_command, get_group
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest
 
-DECLARED = "declared"
+DECLARATION = "declaration"
 """Typer's declaration of an option, in the metadata of its field."""
 _NUMBERS = {int: re.compile(r"-?\d{1,30}"), float: re.compile(r"-?\d{1,30}(\.\d{1,30})?")}
 _PATH_RULES = ("exists", "resolve_path", "allow_dash", "path_type")
@@ -112,7 +112,7 @@ def _parameters(options: Any) -> list[inspect.Parameter]:
 
 
 def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, field.metadata[DECLARED]] if DECLARED in field.metadata else kind
+    annotation = Annotated[kind, field.metadata[DECLARATION]] if DECLARATION in field.metadata else kind
     default = inspect.Parameter.empty if field.default is MISSING else field.default
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import OptionInfo
 
-from omni_cli.cli.lazy import DECLARED
+from omni_cli.cli.lazy import DECLARATION
 from omni_cli.cli.terminal import console
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.bundled import bundled_profiles
@@ -43,11 +43,11 @@ def shared_option(usage: str, help_text: str, **rules: Any) -> OptionInfo:
 
 def option(usage: str, help_text: str, *, default: object = None, **rules: Any) -> Any:
     """Declare a field of a command's options, as `shared_option` does a type."""
-    return field(default=default, metadata={DECLARED: shared_option(usage, help_text, **rules)})
+    return field(default=default, metadata={DECLARATION: shared_option(usage, help_text, **rules)})
 
 
 def argument(metavar: str, help_text: str, *, default: object = MISSING) -> Any:
-    return field(default=default, metadata={DECLARED: typer.Argument(metavar=metavar, help=help_text)})
+    return field(default=default, metadata={DECLARATION: typer.Argument(metavar=metavar, help=help_text)})
 
 
 def positive_seconds(value: float | None) -> float | None:

@@ -126,6 +126,8 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("serve tiny-omni", "`--profile tiny-omni`"),
         ("verify 127.0.0.1:1", "`--url 127.0.0.1:1`"),
         ("doctor --fix", "`--install`"),
+        ("loadtest --base-url a:1", "leave out `--base-url`"),
+        ("verify --base-url a:1", "`--url`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,6 @@ class Watcher(Quiet):
 def test_no_more_time_is_left_than_the_budget(tmp_path: Path) -> None:
     watcher = Watcher()
     measure_planned(tmp_path, Slow, Machine(), RunLimits(None, 1, 1.0), watcher=watcher)
-    by_blocks_s = [state.elapsed_s / state.blocks * state.planned_blocks for state in watcher.states]
-    assert max(by_blocks_s) > 1.5, "the blocks that were planned would take longer"
-    assert max(state.planned_s for state in watcher.states) == 1.0
+    first = watcher.states[0]
+    assert first.planned_blocks > 2 * len(watcher.states), "more than there is time for"
+    assert max(state.left_s for state in watcher.states) < 1.0
