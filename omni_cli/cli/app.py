@@ -47,6 +47,10 @@ _SYNONYMS = {
     "--cfg-scale": "--guidance-scale", "--guidance": "--guidance-scale", "--output": "--output-dir",
     "--out": "--output-dir", "--max-new-tokens": "--max-tokens", "--temp": "--temperature",
     "--negative": "--negative-prompt", "--length": "--duration", "--seconds": "--duration", "--frame-rate": "--fps",
+    "--rps": "--request-rate", "--qps": "--request-rate", "--num-prompts": "--num-requests",
+    "--iterations": "--num-iters", "--warmup": "--num-iters-warmup", "--model-path": "--model", "--cmd": "--command",
+    "--fix": "--install", "-f": "--requests", "--device": "--devices",
+    "--base-url": "--url",
     "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
@@ -263,11 +267,15 @@ def _usage_error(error: Any) -> UsageError:
 
 
 def _argument_hint(error: Any, context: Any) -> str | None:
-    """Return the option that an argument too many is a value of: an address, or a folder of a model or of records."""
+    """Return the option whose value an argument too many is: an address, a profile, a folder of a model or records."""
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
     if extra is None or context is None:
         return None
-    names = ["--url"] if "://" in extra[1] else ["--model", "--history"] if Path(extra[1]).is_dir() else []
+    from omni_cli.config.bundled import bundled_profiles
+
+    is_url, is_profile = re.search(r"://|^[\w.-]+:\d", extra[1]), extra[1] in bundled_profiles()
+    folders = ["--model", "--history"] if Path(extra[1]).is_dir() else []
+    names = ["--url"] if is_url else ["--profile"] if is_profile else folders
     return next((f"did you mean `{name} {extra[1]}`?" for name in names if name in _names(context)), None)
 
 
@@ -307,7 +315,7 @@ def _option_hint(option: str, context: Any) -> str | None:
         return moved
     if _SYNONYMS.get(option) in known:
         return f"did you mean {_USAGES.get(option, f'`{_SYNONYMS[option]}`')}?"
-    if option.lstrip("-") in _names(context):
+    if _SYNONYMS.get(option, option).lstrip("-") in _names(context):
         return f"it is an argument: leave out `{option}`"
     if "--set" in known and (key := _key(_SYNONYMS.get(option, option))):
         return f"did you mean `--set {key}=VALUE`? `omni profiles show` prints the stages and their keys"
@@ -325,9 +333,12 @@ def _key(option: str) -> str | None:
     if f"\n    {name}: " not in declared:  # importing the declarations takes longer than the rest of the answer
         return None
     from omni_cli.config.schema import PROFILE_KEYS, STAGE_MODELS
+    from omni_cli.config.stage_keys import Sampling
 
     if name in PROFILE_KEYS:
         return name
+    if name in Sampling.model_fields:
+        return f"STAGE.sampling.{name}"
     return f"STAGE.{name}" if any(name in model.model_fields for model in STAGE_MODELS.values()) else None
 
 

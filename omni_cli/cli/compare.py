@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from omni_cli.cli.options import (
     DEFAULT_MARGIN,
@@ -36,20 +36,17 @@ _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must
 class CompareOptions(GateOptions):
     """Two records, and the limits to judge them by."""
 
-    a: Annotated[Path, argument("A.json", "The record to compare with, or the file of another tool.")]
-    b: Annotated[Path | None, argument("B.json", "The record to judge; without it, the variants of A.json.")] = None
+    a: Path = argument("A.json", "The record to compare with, or the file of another tool.")
+    b: Path | None = argument("B.json", "The record to judge; without it, the variants of A.json.", default=None)
     max_memory_regression: MaxMemoryRegressionOption = None
     margin: MarginOption = DEFAULT_MARGIN
     allow_difference: AllowDifferenceOption = None
-    self_check: Annotated[
-        bool,
-        option(
-            "--self-check",
-            None,
-            "Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
-            "below it.",
-        ),
-    ] = False
+    self_check: bool = option(
+        "--self-check",
+        "Compare a single variant with itself: the smallest regression that its noise lets show; refuses limits "
+        "below it.",
+        default=False,
+    )
 
 
 def compare(options: CompareOptions) -> int:

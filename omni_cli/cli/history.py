@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omni_cli.cli.lazy import command_group
 from omni_cli.cli.options import (
     AllowDifferenceOption,
-    JsonOption,
-    QuietOption,
-    VerboseOption,
-    option,
+    DisplayOptions,
     read_fraction,
+    shared_option,
     write_view,
 )
 from omni_cli.cli.terminal import console
@@ -23,30 +22,20 @@ if TYPE_CHECKING:
     from omni_cli.records.results import HistoryRecord
     from omni_cli.report.view import View
 
-history = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-
-FolderOption = Annotated[Path, option("--history", "DIR", "The folder that keeps the records.")]
+FolderOption = Annotated[Path, shared_option("--history DIR", "The folder that keeps the records.")]
 DEFAULT_FOLDER = Path("history")
 
 
-@history.callback()
-def _history() -> None:
-    """Keep records over time, and find the steps in their metrics."""
-
-
-@history.command("add")
 def add(
+    display: DisplayOptions,
     records: Annotated[
         list[Path],
         typer.Argument(metavar="RECORD...", help="Bench records, or results of other tools; see docs/history.md."),
     ],
     folder: FolderOption = DEFAULT_FOLDER,
     commit: Annotated[
-        str | None, option("--commit", "SHA", "The measured commit, for results of tools that do not name it.")
+        str | None, shared_option("--commit SHA", "The measured commit, for results of tools that do not name it.")
     ] = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Add records to a history. A measurement that it has already is not added again."""
     from omni_cli.records.history_folder import keep
@@ -70,56 +59,50 @@ def add(
              "failures": list(failures)}
         )  # fmt: skip
         failed += [f"{path}: {text}" for text in failures]
-        if not as_json:
+        if not display.as_json:
             console.print_text(f"{file}" if is_new else f"{file}: there already")
     for text in failed:
         console.print_warning(f"{text}; no series uses it")
     for path, missing in dict.fromkeys((path, text) for path, item in loaded for text in item.missing):
         console.print_warning(f"{path}: {missing}")
-    if as_json:
+    if display.as_json:
         console.print_json({"schema": "omni.history.add/1", "records": entries})
 
 
-@history.command("show")
 def show(
+    display: DisplayOptions,
     folder: FolderOption = DEFAULT_FOLDER,
     metric: Annotated[
-        list[str] | None, option("--metric", "NAME", "Show only this metric. Repeatable. Default: all.")
+        list[str] | None, shared_option("--metric NAME", "Show only this metric. Repeatable. Default: all.")
     ] = None,
     allow_difference: AllowDifferenceOption = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show every series of a history, and its steps with the commits that they lie between."""
     from omni_cli.report.history_view import history_view
 
     document = _read(folder, metric, allow_difference)
-    _print(document, history_view(document), as_json=as_json)
+    _print(document, history_view(document), as_json=display.as_json)
 
 
-@history.command("check")
 def check(
+    display: DisplayOptions,
     folder: FolderOption = DEFAULT_FOLDER,
     metric: Annotated[
-        list[str] | None, option("--metric", "NAME", "Check this metric. Repeatable. Default: e2e_s.")
+        list[str] | None, shared_option("--metric NAME", "Check this metric. Repeatable. Default: e2e_s.")
     ] = None,
     max_regression: Annotated[
         str | None,
-        option(
-            "--max-regression",
-            "PERCENT",
+        shared_option(
+            "--max-regression PERCENT",
             "The allowed worsening, such as 5%. Without it, every step for the worse of more than 2% fails.",
         ),
     ] = None,
     since: Annotated[
-        str | None, option("--since", "DATE", "Ignore steps before this date, such as 2026-11-20: they are known.")
+        str | None,
+        shared_option("--since DATE", "Ignore steps before this date, such as 2026-11-20: they are known."),
     ] = None,
     allow_difference: AllowDifferenceOption = None,
-    markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    markdown: Annotated[Path | None, shared_option("--markdown FILE", "Also write the report as Markdown.")] = None,
 ) -> int:
     """Check that the newest record is not worse than the ones before it.
 
@@ -140,7 +123,7 @@ def check(
     assert document.verdict is not None  # as just judged
     view = history_view(document)
     write_view(view, document.verdict, markdown)
-    _print(document, view, as_json=as_json)
+    _print(document, view, as_json=display.as_json)
     if view.failure is not None:
         console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
     return EXIT_CODES[document.verdict]
@@ -162,3 +145,6 @@ def _print(document: HistoryRecord, view: View, *, as_json: bool) -> None:
         console.print_json(msgspec.to_builtins(document))
     else:
         console.print_text(to_text(view))
+
+
+history = command_group("Keep records over time, and find the steps in their metrics.", add=add, show=show, check=check)

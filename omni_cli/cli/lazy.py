@@ -7,10 +7,10 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer._coercion import build_runtime_param
@@ -20,6 +20,8 @@ from typer.main import get_command, get_group
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest
 
+DECLARATION = "declaration"
+"""Typer's declaration of an option, in the metadata of its field."""
 _NUMBERS = {int: re.compile(r"-?\d{1,30}"), float: re.compile(r"-?\d{1,30}(\.\d{1,30})?")}
 _PATH_RULES = ("exists", "resolve_path", "allow_dash", "path_type")
 
@@ -76,31 +78,43 @@ class _Command(TyperCommand):
                     formatter.write_dl(lines)
 
 
-def _with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Convert a command for Typer: each field of its options becomes a parameter, those of base classes last."""
-    (parameter, *others) = inspect.signature(command, eval_str=True).parameters.values()
-    options: type[Any] = parameter.annotation
-    if others or not is_dataclass(options):
-        return command
+def with_single_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Convert a command for Typer: the fields of its options become parameters, those of base classes last."""
+    given = inspect.signature(command, eval_str=True).parameters
+    owners: dict[str, Any] = {name: one.annotation for name, one in given.items() if is_dataclass(one.annotation)}
 
     def call(**values: Any) -> Any:
-        return command(options(**values))
+        for name, owner in owners.items():
+            values[name] = owner(**{field.name: values.pop(field.name) for field in fields(owner)})
+        return command(**values)
 
-    kinds = get_type_hints(options, include_extras=True)
-    ordered = dict.fromkeys(name for owner in options.__mro__ for name in vars(owner).get("__annotations__", ()))
-    defaults = {field.name: field.default for field in fields(options)}
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, one in given.items() if name not in owners]
+    parameters += [parameter for owner in owners.values() for parameter in _parameters(owner)]
     call.__doc__ = command.__doc__
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=kinds[name],
-            default=inspect.Parameter.empty if defaults[name] is MISSING else defaults[name],
-        )
-        for name in ordered
-    ]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what `inspect` asks for
     return call
+
+
+def command_group(summary: str, **commands: Callable[..., Any]) -> typer.Typer:
+    """Return a command that has others, by their names."""
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
+    group.callback(help=summary)(lambda: None)
+    for name, command in commands.items():
+        group.command(name)(with_single_parameters(command))
+    return group
+
+
+def _parameters(options: Any) -> list[inspect.Parameter]:
+    kinds = get_type_hints(options, include_extras=True)
+    ordered = dict.fromkeys(name for owner in options.__mro__ for name in vars(owner).get("__annotations__", ()))
+    declared = {field.name: field for field in fields(options)}
+    return [_parameter(declared[name], kinds[name]) for name in ordered]
+
+
+def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, field.metadata[DECLARATION]] if DECLARATION in field.metadata else kind
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _load(name: str, command: LazyCommand) -> Any:
@@ -112,7 +126,7 @@ def _load(name: str, command: LazyCommand) -> Any:
         parser: Any = get_group(target)
     else:
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, cls=_Command)(_with_single_parameters(target))
+        single.command(name, cls=_Command)(with_single_parameters(target))
         parser = get_command(single)
     parser.name = name
     for node in (parser, *getattr(parser, "commands", {}).values()):

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from omni_cli.cli.options import JsonOption, QuietOption, VerboseOption
+from omni_cli.cli.lazy import command_group
+from omni_cli.cli.options import DisplayOptions
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.config.families import builtins
@@ -17,28 +18,17 @@ from omni_cli.core.text import suggest
 from omni_cli.report.tables import align
 from omni_cli.report.units import size
 
-models = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
-
-
-@models.callback()
-def _models() -> None:
-    """Download, list and remove checkpoints; build small ones with random weights."""
-
-
 RepoArgument = Annotated[str, typer.Argument(metavar="REPO", help="A Hugging Face repo id, OWNER/NAME.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-@models.command("pull")
 def pull(
+    display: DisplayOptions,
     repo: RepoArgument,
     revision: Annotated[
         str | None, typer.Option("--revision", metavar="R", help="A branch, tag or commit. Default: main.")
     ] = None,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Download a model from the Hugging Face hub to its cache; only the files that its stages need.
 
@@ -49,8 +39,8 @@ def pull(
 
     if not REPO_ID.fullmatch(repo):
         raise UsageError(f"not a repo id: `{repo}`", hint="a repo id is OWNER/NAME, as in `Qwen/Qwen2.5-Omni-3B`")
-    plan, folder = profile_choice.pull(repo, revision, yes=yes, quiet=quiet)
-    if as_json:
+    plan, folder = profile_choice.pull(repo, revision, yes=yes, quiet=display.quiet)
+    if display.as_json:
         console.print_json(
             {
                 "schema": "omni.models.pull/1",
@@ -65,8 +55,7 @@ def pull(
     console.print_text(str(folder))
 
 
-@models.command("list")
-def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
+def list_models(display: DisplayOptions) -> None:
     """List the checkpoints in the caches: downloaded and built ones, their sizes and the profiles that use them."""
     from omni_cli.checkpoints.resolve import list_cached
     from omni_cli.config.bundled import bundled_data
@@ -75,7 +64,7 @@ def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, qui
     profiles = {
         model.name: [name for name, data in bundled_data().items() if data["model"] == model.name] for model in cached
     }
-    if as_json:
+    if display.as_json:
         entries = [
             {
                 "model": model.name,
@@ -96,13 +85,10 @@ def list_models(as_json: JsonOption = False, verbose: VerboseOption = False, qui
     console.print_text("\n".join(line[2:] for line in align(rows)))
 
 
-@models.command("remove")
 def remove(
+    display: DisplayOptions,
     repo: RepoArgument,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Delete a downloaded model, all its revisions, from the cache; asks before."""
     from omni_cli.checkpoints.resolve import find_cached
@@ -112,14 +98,14 @@ def remove(
     if not yes:
         confirm(f"Delete {repo}, {size(cached.size_bytes)}?", f"omni models remove {repo} --yes")
     cached.delete()
-    if as_json:
+    if display.as_json:
         console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": cached.size_bytes})
-    elif not quiet:
+    elif not display.quiet:
         console.print_note(f"deleted {repo}, {size(cached.size_bytes)}")
 
 
-@models.command("build")
 def build(
+    display: DisplayOptions,
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(builtins())}.")],
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", min=0, max=MAX_NUMPY_SEED, help="Seed of the random weights.")
@@ -127,9 +113,6 @@ def build(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", metavar="DIR", help="The checkpoint's folder. Default: ./NAME.")
     ] = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Write a small checkpoint of a real architecture, with random weights; nothing is downloaded.
 
@@ -149,7 +132,7 @@ def build(
     build_s = time.perf_counter() - start
     num_parameters = count_parameters(target)
     num_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    if as_json:
+    if display.as_json:
         console.print_json(
             {
                 "schema": "omni.models.build/1",
@@ -164,6 +147,15 @@ def build(
         )
         return
     console.print_text(str(target))
-    if not quiet:
+    if not display.quiet:
         what = "built" if written else "already up to date, checked byte for byte"
         console.print_note(f"{num_parameters / 1e6:.1f} M parameters, {size(num_bytes)}, {what} in {build_s:.1f} s")
+
+
+models = command_group(
+    "Download, list and remove checkpoints; build small ones with random weights.",
+    pull=pull,
+    list=list_models,
+    remove=remove,
+    build=build,
+)

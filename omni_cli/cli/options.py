@@ -1,6 +1,6 @@
 """Options of the commands, each declared once.
 
-A command takes a frozen dataclass; each field is an option or argument, annotated with its declaration. `lazy` makes
+A command takes a frozen dataclass; each field is declared as an option or argument. `lazy` makes
 Typer's parameters of them. Options that several commands have are fields of a base class, or types for a field.
 """
 
@@ -11,13 +11,14 @@ import os
 import re
 import secrets
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.models import ArgumentInfo, OptionInfo
+from typer.models import OptionInfo
 
+from omni_cli.cli.lazy import DECLARATION
 from omni_cli.cli.terminal import console
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.bundled import bundled_profiles
@@ -32,15 +33,21 @@ if TYPE_CHECKING:
 DEFAULT_PROFILE = "tiny-omni"
 
 
-def option(flags: str, metavar: str | None, help_text: str, **rules: Any) -> OptionInfo:
-    """Declare an option; `flags` are its names, separated by spaces."""
-    declared: OptionInfo = typer.Option(*flags.split(), metavar=metavar, help=help_text, **rules)
+def shared_option(usage: str, help_text: str, **rules: Any) -> OptionInfo:
+    """Declare an option that several commands have, for a type; `usage` is `--name -n VALUE`."""
+    words = usage.split()
+    flags = [word for word in words if word.startswith("-")]
+    declared: OptionInfo = typer.Option(*flags, metavar=" ".join(words[len(flags) :]) or None, help=help_text, **rules)
     return declared
 
 
-def argument(metavar: str, help_text: str) -> ArgumentInfo:
-    declared: ArgumentInfo = typer.Argument(metavar=metavar, help=help_text)
-    return declared
+def option(usage: str, help_text: str, *, default: object = None, **rules: Any) -> Any:
+    """Declare a field of a command's options, as `shared_option` does a type."""
+    return field(default=default, metadata={DECLARATION: shared_option(usage, help_text, **rules)})
+
+
+def argument(metavar: str, help_text: str, *, default: object = MISSING) -> Any:
+    return field(default=default, metadata={DECLARATION: typer.Argument(metavar=metavar, help=help_text)})
 
 
 def positive_seconds(value: float | None) -> float | None:
@@ -56,32 +63,29 @@ def _profile_names(begun: str) -> list[str]:
 
 ProfileOption = Annotated[
     str | None,
-    option(
-        "--profile -p",
-        "NAME|PATH",
+    shared_option(
+        "--profile -p NAME|PATH",
         f"A bundled profile by name, or a YAML file. Default: derived from `--model`, else {DEFAULT_PROFILE}.",
         autocompletion=_profile_names,
     ),
 ]
 ModelOption = Annotated[
     str | None,
-    option(
-        "--model",
-        "DIR|REPO",
+    shared_option(
+        "--model DIR|REPO",
         "Checkpoint: a folder or a Hugging Face repo id. With `--profile`, it replaces the profile's model.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    option("--set", "[STAGE.]KEY=VALUE", "Set a key of the profile; `null` removes the key. Repeatable."),
+    shared_option("--set [STAGE.]KEY=VALUE", "Set a key of the profile; `null` removes the key. Repeatable."),
 ]
 
 
 LoraOption = Annotated[
     list[str] | None,
-    option(
-        "--lora",
-        "NAME=DIR",
+    shared_option(
+        "--lora NAME=DIR",
         "LoRA adapter of the first stage; for pipelines of diffusers also `NAME=DIR@SCALE`. Requests use the only one; "
         "of several, a request line names one by `lora`. In a server, `model` names one. Repeatable.",
     ),
@@ -100,25 +104,27 @@ def parse_seed(text: str) -> int:
 
 SeedOption = Annotated[
     int | None,
-    option("--seed", "N|random", "Seed. Default: the profile's, else 0; `random` draws one.", parser=parse_seed),
+    shared_option("--seed N|random", "Seed. Default: the profile's, else 0; `random` draws one.", parser=parse_seed),
 ]
-JsonOption = Annotated[bool, option("--json", None, "Print exactly one JSON document on stdout, and nothing else.")]
-OutputDirOption = Annotated[Path, option("--output-dir -o", "DIR", "Folder for output files.")]
+JsonOption = Annotated[bool, shared_option("--json", "Print exactly one JSON document on stdout, and nothing else.")]
+OutputDirOption = Annotated[Path, shared_option("--output-dir -o DIR", "Folder for output files.")]
 WaitOption = Annotated[
     float | None,
-    option("--wait", "SECONDS", "Wait up to this many seconds for a server that starts.", callback=positive_seconds),
+    shared_option(
+        "--wait SECONDS", "Wait up to this many seconds for a server that starts.", callback=positive_seconds
+    ),
 ]
 OverwriteOption = Annotated[
-    bool, option("--overwrite", None, "Replace the files of an earlier run. Default: new ones get other names.")
+    bool, shared_option("--overwrite", "Replace the files of an earlier run. Default: new ones get other names.")
 ]
 TimeoutOption = Annotated[
     float | None,
-    option("--timeout", "SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),
+    shared_option("--timeout SECONDS", "Stop with an error after this many seconds.", callback=positive_seconds),
 ]
-VerboseOption = Annotated[bool, option("--verbose -v", None, "Show the libraries' logs and tracebacks of errors.")]
-QuietOption = Annotated[bool, option("--quiet -q", None, "Show only results, warnings and errors.")]
+VerboseOption = Annotated[bool, shared_option("--verbose -v", "Show the libraries' logs and tracebacks of errors.")]
+QuietOption = Annotated[bool, shared_option("--quiet -q", "Show only results, warnings and errors.")]
 TrustRemoteCodeOption = Annotated[
-    bool, option("--trust-remote-code", None, "Allow Python code from the checkpoint to run. Off by default.")
+    bool, shared_option("--trust-remote-code", "Allow Python code from the checkpoint to run. Off by default.")
 ]
 
 
@@ -146,11 +152,11 @@ DEFAULT_MARGIN = "2%"
 _WEIGHTS = re.compile(r"[a-z_]+=")
 
 MaxMemoryRegressionOption = Annotated[
-    str | None, option("--max-memory-regression", "PERCENT", "Gate: the allowed increase in memory.")
+    str | None, shared_option("--max-memory-regression PERCENT", "Gate: the allowed increase in memory.")
 ]
-MarginOption = Annotated[str, option("--margin", "PERCENT", "Differences below this count as no difference.")]
+MarginOption = Annotated[str, shared_option("--margin PERCENT", "Differences below this count as no difference.")]
 AllowDifferenceOption = Annotated[
-    list[str] | None, option("--allow-difference", "FIELD", "Compare even if this field differs. Repeatable.")
+    list[str] | None, shared_option("--allow-difference FIELD", "Compare even if this field differs. Repeatable.")
 ]
 
 
@@ -160,31 +166,22 @@ class GateOptions(DisplayOptions):
 
     takes_weights = False
 
-    max_regression: Annotated[
-        str | None, option("--max-regression", "PERCENT", "Gate: the allowed slowdown, such as 5%.")
-    ] = None
-    metric: Annotated[
-        list[str] | None,
-        option("--metric", "NAME", "Compare only this metric and apply `--max-regression` to it. Repeatable."),
-    ] = None
-    gate: Annotated[Path | None, option("--gate", "FILE.yaml", "Gate: limits from a file, see benchmarks/gates.")] = (
-        None
+    max_regression: str | None = option("--max-regression PERCENT", "Gate: the allowed slowdown, such as 5%.")
+    metric: list[str] | None = option(
+        "--metric NAME", "Compare only this metric and apply `--max-regression` to it. Repeatable."
     )
-    require_identical_outputs: Annotated[
-        bool, option("--require-identical-outputs", None, "Gate: all variants must produce the same outputs.")
-    ] = False
-    quality: Annotated[
-        list[str] | None,
-        option(
-            "--quality",
-            "METRIC>=LIMIT",
-            "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
-            "log_mel_distance_db<=1. Repeatable. For `omni bench` also the weights of a model that measures outputs: "
-            "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER; for `omni loadtest` wer=FOLDER, which hears answers.",
-        ),
-    ] = None
-    markdown: Annotated[Path | None, option("--markdown", "FILE", "Also write the report as Markdown.")] = None
-    junit: Annotated[Path | None, option("--junit", "FILE", "Also write the gate as JUnit XML.")] = None
+    gate: Path | None = option("--gate FILE.yaml", "Gate: limits from a file, see benchmarks/gates.")
+    require_identical_outputs: bool = option(
+        "--require-identical-outputs", "Gate: all variants must produce the same outputs.", default=False
+    )
+    quality: list[str] | None = option(
+        "--quality METRIC>=LIMIT",
+        "Gate: how far outputs may differ, such as psnr_db>=40, ssim>=0.98, snr_db>=30, exact_match>=1 or "
+        "log_mel_distance_db<=1. Repeatable. For `omni bench` also the weights of a model that measures outputs: "
+        "lpips=FOLDER, clip_score=FOLDER or wer=FOLDER; for `omni loadtest` wer=FOLDER, which hears answers.",
+    )
+    markdown: Path | None = option("--markdown FILE", "Also write the report as Markdown.")
+    junit: Path | None = option("--junit FILE", "Also write the gate as JUnit XML.")
 
     def limits(self, max_memory_regression: str | None = None) -> GateLimits | None:
         """Build the gate; None if there is none. Raises `OmniError`."""

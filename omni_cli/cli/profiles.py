@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from omni_cli.cli.lazy import command_group
 from omni_cli.cli.options import (
     DEFAULT_PROFILE,
+    DisplayOptions,
     JsonOption,
     ModelOption,
-    QuietOption,
     SeedOption,
     SetOption,
     TrustRemoteCodeOption,
-    VerboseOption,
     write_report,
 )
 from omni_cli.cli.profile_choice import choose_profile, derive
@@ -27,21 +27,13 @@ from omni_cli.report.tables import align
 if TYPE_CHECKING:
     from omni_cli.config.schema import EngineConfig
 
-profiles = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
-
-@profiles.callback()
-def _profiles() -> None:
-    """List, show, check and create YAML profiles."""
-
-
-@profiles.command("list")
-def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, quiet: QuietOption = False) -> None:
+def list_profiles(display: DisplayOptions) -> None:
     """List the bundled profiles."""
     from omni_cli.config.bundled import bundled_data, bundled_profiles
 
     profiles = bundled_data()
-    if as_json:
+    if display.as_json:
         entries = [
             {
                 **{key: data[key] for key in ("name", "description", "model", "dtype")},
@@ -57,8 +49,8 @@ def list_profiles(as_json: JsonOption = False, verbose: VerboseOption = False, q
     console.print_text("\n".join(line[2:] for line in align(rows)))
 
 
-@profiles.command("show")
 def show(
+    display: DisplayOptions,
     profile: Annotated[
         str | None,
         typer.Argument(
@@ -72,9 +64,6 @@ def show(
     overrides: SetOption = None,
     seed: SeedOption = None,
     trust_remote_code: TrustRemoteCodeOption = False,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show a profile as YAML, fully resolved: with its defaults, `--set`, `--model` and `--seed`."""
     from omni_cli.config.loader import load_profile
@@ -84,14 +73,14 @@ def show(
     if profile is not None and option_profile is not None:
         raise UsageError("the profile is given twice", hint="omit `--profile` or the argument")
     config = load_profile(
-        choose_profile(profile or option_profile, model, quiet=quiet),
+        choose_profile(profile or option_profile, model, quiet=display.quiet),
         overrides or (),
         model=model,
         trust_remote_code=trust_remote_code,
         seed=seed,
     )
     data = profile_data(config)
-    if as_json:
+    if display.as_json:
         console.print_json(
             {"schema": "omni.profiles.show/1", "profile": data, "trust_remote_code": config.trust_remote_code}
         )
@@ -99,20 +88,17 @@ def show(
     console.print_text(to_yaml(data) + _memory_comment(config))
 
 
-@profiles.command("validate")
 def validate(
+    display: DisplayOptions,
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Profiles to check: files, or bundled ones by name.")
     ],
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Check profiles and show every mistake in each; exit code 2 if there is one."""
     results = [_check(file) for file in files]
-    if as_json:
+    if display.as_json:
         console.print_json({"schema": "omni.profiles.validate/1", "profiles": results})
-    elif not quiet:
+    elif not display.quiet:
         for result in results:
             if result["valid"]:
                 console.print_text(f"{result['path']}: ok")
@@ -120,15 +106,12 @@ def validate(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@profiles.command("create")
 def create(
+    display: DisplayOptions,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint: a folder or a Hugging Face repo id.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="New file to write. Default: stdout.")
     ] = None,
-    as_json: JsonOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Write a profile derived from a checkpoint, with defaults for this machine."""
     from omni_cli.config.yaml_tree import to_yaml
@@ -140,16 +123,15 @@ def create(
         if not Path(model).is_absolute() and Path(model).is_dir():
             data = {**data, "model": os.path.relpath(model, output.parent)}
         write_report(output, to_yaml(data))
-    if as_json:
+    if display.as_json:
         path = None if output is None else str(output)
         console.print_json({"schema": "omni.profiles.create/1", "profile": data, "path": path})
     elif output is None:
         console.print_text(to_yaml(data))
-    elif not quiet:
+    elif not display.quiet:
         console.print_note(f"wrote {output}; use it with `--profile {output}`")
 
 
-@profiles.command("schema")
 def schema(as_json: JsonOption = False) -> None:
     """Print the JSON Schema of a profile, for editors.
 
@@ -201,3 +183,13 @@ def _check(name_or_path: str) -> dict[str, object]:
         entry["valid"] = False
         entry["diagnostics"] = mistakes or [{**unreadable, "message": error.message, "hint": error.hint}]
     return entry
+
+
+profiles = command_group(
+    "List, show, check and create YAML profiles.",
+    list=list_profiles,
+    show=show,
+    validate=validate,
+    create=create,
+    schema=schema,
+)

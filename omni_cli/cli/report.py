@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from omni_cli.cli.options import QuietOption, VerboseOption, refuse_failed, write_report
+from omni_cli.cli.options import QuietOption, VerboseOption, argument, option, refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, OutputError, UsageError
 from omni_cli.core.text import visible
@@ -17,38 +15,33 @@ from omni_cli.core.text import visible
 if TYPE_CHECKING:
     from omni_cli.report.view import View
 
-RecordsArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RECORD...",
-        help="Files of `omni bench`, `omni profile`, `omni tune`, `omni verify`, `omni compare --json` or other tools, "
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The records, and the file to write."""
+
+    records: list[Path] = argument(
+        "RECORD...",
+        "Files of `omni bench`, `omni profile`, `omni tune`, `omni verify`, `omni compare --json` or other tools, "
         "or a folder of records.",
-    ),
-]
-OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
-SmallerIsBetterOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--smaller-is-better",
-        metavar="FILE",
-        help="Write the medians of bench records as github-action-benchmark's customSmallerIsBetter instead of a page.",
-    ),
-]
+    )
+    output: Path = option("--output -o FILE", "The HTML file to write.", default=Path("report.html"))
+    smaller_is_better: Path | None = option(
+        "--smaller-is-better FILE",
+        "Write the medians of bench records as github-action-benchmark's customSmallerIsBetter instead of a page.",
+    )
+    verbose: VerboseOption = False
+    quiet: QuietOption = False
 
 
-def report(
-    records: RecordsArgument,
-    output: OutputOption = Path("report.html"),
-    smaller_is_better: SmallerIsBetterOption = None,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
-) -> None:
+def report(options: ReportOptions) -> None:
     """Show records as one HTML page that needs no network: verdicts, figures, environment, how to repeat them.
 
     Two bench records are compared, too.
     """
-    if smaller_is_better is not None:
-        _write_smaller_is_better(smaller_is_better, records)
+    records, output = options.records, options.output
+    if options.smaller_is_better is not None:
+        _write_smaller_is_better(options.smaller_is_better, records)
         return
     _check_output(output, records)
     _need_libraries()

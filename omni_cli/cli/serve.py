@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
 from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
@@ -54,152 +54,112 @@ _TOOL_PARSERS, _REASONING_PARSERS = _parser_names("tool_parsers"), _parser_names
 class ServeOptions(ProfileOptions):
     """The address, the limits and the engines."""
 
-    host: Annotated[str, option("--host", "ADDRESS", "Address to listen on. Default: loopback only.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", "N", "Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8000
-    seed: Annotated[
-        int | None, option("--seed", "N", "Seed of requests without one. Default: a random one for each.")
-    ] = None
+    host: str = option("--host ADDRESS", "Address to listen on. Default: loopback only.", default="127.0.0.1")
+    port: int = option("--port N", "Port to listen on; 0 picks a free one.", default=8000, min=0, max=65535)
+    seed: int | None = option("--seed N", "Seed of requests without one. Default: a random one for each.")
     lora: LoraOption = None
-    served_model_name: Annotated[
-        list[str] | None,
-        option("--served-model-name", "NAME", "Further name of the model in requests; `*` accepts any. Repeatable."),
-    ] = None
-    tool_call_parser: Annotated[
-        str | None,
-        option(
-            "--tool-call-parser",
-            "NAME",
-            "vLLM's parser of calls of tools, for the stage that answers. Default: the one for the checkpoint's chat "
-            f"template.{_one_of(_TOOL_PARSERS)}",
-        ),
-    ] = None
-    reasoning_parser: Annotated[
-        str | None,
-        option(
-            "--reasoning-parser",
-            "NAME",
-            f"vLLM's parser that separates reasoning from the answer. Default: none.{_one_of(_REASONING_PARSERS)}",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        option(
-            "--api-key",
-            "KEY",
-            "Require `Authorization: Bearer KEY`. Other users of this machine can read command lines, but not the "
-            "environment.",
-            envvar="OMNI_API_KEY",
-            show_envvar=True,
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        option(
-            "--allow-origin",
-            "ORIGIN",
-            "Answer pages of this site, such as `https://app.example`, in browsers; `*` is any site. Repeatable.",
-        ),
-    ] = None
-    allow_media_url: Annotated[
-        list[str] | None,
-        option(
-            "--allow-media-url",
-            "PREFIX",
-            "Fetch images, audio and video of requests whose URL begins with this, such as `https://media.example/`. "
-            "Default: no URL is fetched. Repeatable.",
-        ),
-    ] = None
-    no_ui: Annotated[bool, option("--no-ui", None, "Serve no page for people at `/`.")] = False
-    timeout: Annotated[float, option("--timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)] = (
-        _DEFAULT.timeout_s
+    served_model_name: list[str] | None = option(
+        "--served-model-name NAME", "Further name of the model in requests; `*` accepts any. Repeatable."
     )
-    drain_timeout: Annotated[
-        float,
-        option(
-            "--drain-timeout", "SECONDS", "Time for requests to finish after a stop signal.", callback=positive_seconds
-        ),
-    ] = 30.0
-    hang_timeout: Annotated[
-        float | None,
-        option(
-            "--hang-timeout",
-            "SECONDS",
-            "Restart a stage that makes no progress on its requests for this long; sets every stage's "
-            "`step_timeout_s`.",
-            callback=positive_seconds,
-        ),
-    ] = None
-    replicas: Annotated[
-        int | None,
-        option(
-            "--replicas",
-            "N",
-            "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.",
-            min=1,
-        ),
-    ] = None
-    max_requests: Annotated[
-        int, option("--max-requests", "N", "Limit of requests in flight; further ones get status 429.", min=1)
-    ] = _DEFAULT.max_requests
-    max_body_bytes: Annotated[int, option("--max-body-bytes", "N", "Size limit of a request's body.", min=1024)] = (
-        _DEFAULT.max_body_bytes
+    tool_call_parser: str | None = option(
+        "--tool-call-parser NAME",
+        "vLLM's parser of calls of tools, for the stage that answers. Default: the one for the checkpoint's chat "
+        f"template.{_one_of(_TOOL_PARSERS)}",
     )
-    max_prompt_chars: Annotated[
-        int, option("--max-prompt-chars", "N", "Length limit of a prompt, in characters.", min=1)
-    ] = _DEFAULT.max_prompt_chars
-    max_image_pixels: Annotated[
-        int, option("--max-image-pixels", "N", "Limit of pixels of all images in one request.", min=1)
-    ] = _DEFAULT.max_image_pixels
-    max_video_pixels: Annotated[
-        int, option("--max-video-pixels", "N", "Limit of pixels of all video frames in one request.", min=1)
-    ] = _DEFAULT.max_video_pixels
-    max_audio_seconds: Annotated[
-        float | None,
-        option(
-            "--max-audio-seconds",
-            "SECONDS",
-            f"Length limit of all audio in one request. Default: {MAX_SPEECH_S:g} for a recording to transcribe, "
-            f"{MAX_AUDIO_S:g} for other audio.",
-            callback=positive_seconds,
-        ),
-    ] = None
-    output_dir: Annotated[
-        Path | None,
-        option("--output-dir", "DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."),
-    ] = None
-    voices_dir: Annotated[
-        Path | None,
-        option(
-            "--voices-dir",
-            "DIR",
-            "Folder for the voices of `POST /v1/audio/voices`; a restart finds them again. Default: none are saved.",
-        ),
-    ] = None
-    max_videos: Annotated[
-        int, option("--max-videos", "N", "Limit of videos kept; the oldest ones make room for new ones.", min=1)
-    ] = _DEFAULT.max_videos
-    max_videos_bytes: Annotated[int, option("--max-videos-bytes", "N", "Size limit of all videos kept.", min=1)] = (
-        _DEFAULT.max_videos_bytes
+    reasoning_parser: str | None = option(
+        "--reasoning-parser NAME",
+        f"vLLM's parser that separates reasoning from the answer. Default: none.{_one_of(_REASONING_PARSERS)}",
     )
-    max_videos_age: Annotated[
-        float, option("--max-videos-age", "SECONDS", "Time after which a video is removed.", callback=positive_seconds)
-    ] = _DEFAULT.max_videos_age_s
-    max_n: Annotated[int, option("--max-n", "N", "Limit of images per request.", min=1)] = _DEFAULT.max_n
+    api_key: str | None = option(
+        "--api-key KEY",
+        "Require `Authorization: Bearer KEY`. Other users of this machine can read command lines, but not the "
+        "environment.",
+        envvar="OMNI_API_KEY",
+        show_envvar=True,
+    )
+    allow_origin: list[str] | None = option(
+        "--allow-origin ORIGIN",
+        "Answer pages of this site, such as `https://app.example`, in browsers; `*` is any site. Repeatable.",
+    )
+    allow_media_url: list[str] | None = option(
+        "--allow-media-url PREFIX",
+        "Fetch images, audio and video of requests whose URL begins with this, such as `https://media.example/`. "
+        "Default: no URL is fetched. Repeatable.",
+    )
+    no_ui: bool = option("--no-ui", "Serve no page for people at `/`.", default=False)
+    timeout_s: float = option(
+        "--timeout SECONDS", "Time limit per request.", default=_DEFAULT.timeout_s, callback=positive_seconds
+    )
+    drain_timeout: float = option(
+        "--drain-timeout SECONDS",
+        "Time for requests to finish after a stop signal.",
+        default=30.0,
+        callback=positive_seconds,
+    )
+    hang_timeout: float | None = option(
+        "--hang-timeout SECONDS",
+        "Restart a stage that makes no progress on its requests for this long; sets every stage's `step_timeout_s`.",
+        callback=positive_seconds,
+    )
+    replicas: int | None = option(
+        "--replicas N", "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.", min=1
+    )
+    max_requests: int = option(
+        "--max-requests N",
+        "Limit of requests in flight; further ones get status 429.",
+        default=_DEFAULT.max_requests,
+        min=1,
+    )
+    max_body_bytes: int = option(
+        "--max-body-bytes N", "Size limit of a request's body.", default=_DEFAULT.max_body_bytes, min=1024
+    )
+    max_prompt_chars: int = option(
+        "--max-prompt-chars N", "Length limit of a prompt, in characters.", default=_DEFAULT.max_prompt_chars, min=1
+    )
+    max_image_pixels: int = option(
+        "--max-image-pixels N",
+        "Limit of pixels of all images in one request.",
+        default=_DEFAULT.max_image_pixels,
+        min=1,
+    )
+    max_video_pixels: int = option(
+        "--max-video-pixels N",
+        "Limit of pixels of all video frames in one request.",
+        default=_DEFAULT.max_video_pixels,
+        min=1,
+    )
+    max_audio_s: float | None = option(
+        "--max-audio-seconds SECONDS",
+        f"Length limit of all audio in one request. Default: {MAX_SPEECH_S:g} for a recording to transcribe, "
+        f"{MAX_AUDIO_S:g} for other audio.",
+        callback=positive_seconds,
+    )
+    output_dir: Path | None = option(
+        "--output-dir DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."
+    )
+    voices_dir: Path | None = option(
+        "--voices-dir DIR",
+        "Folder for the voices of `POST /v1/audio/voices`; a restart finds them again. Default: none are saved.",
+    )
+    max_videos: int = option(
+        "--max-videos N",
+        "Limit of videos kept; the oldest ones make room for new ones.",
+        default=_DEFAULT.max_videos,
+        min=1,
+    )
+    max_videos_bytes: int = option(
+        "--max-videos-bytes N", "Size limit of all videos kept.", default=_DEFAULT.max_videos_bytes, min=1
+    )
+    max_videos_age_s: float = option(
+        "--max-videos-age SECONDS",
+        "Time after which a video is removed.",
+        default=_DEFAULT.max_videos_age_s,
+        callback=positive_seconds,
+    )
+    max_n: int = option("--max-n N", "Limit of images per request.", default=_DEFAULT.max_n, min=1)
 
     def limits(self) -> Limits:
-        return Limits(
-            max_requests=self.max_requests,
-            max_body_bytes=self.max_body_bytes,
-            max_prompt_chars=self.max_prompt_chars,
-            max_image_pixels=self.max_image_pixels,
-            max_video_pixels=self.max_video_pixels,
-            max_audio_s=self.max_audio_seconds,
-            max_n=self.max_n,
-            max_videos=self.max_videos,
-            max_videos_bytes=self.max_videos_bytes,
-            max_videos_age_s=self.max_videos_age,
-            timeout_s=self.timeout,
-        )
+        return Limits(**{name: getattr(self, name) for name in vars(_DEFAULT) if hasattr(self, name)})
 
 
 SCHEMA = "omni.serve/1"

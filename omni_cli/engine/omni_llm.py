@@ -344,6 +344,7 @@ class OmniLLM:
             settings=report.settings,
             execution_counters=report.execution_counters,
             voices=report.voices,
+            media=report.media,
         )
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]

@@ -228,7 +228,7 @@ async def _wait_for_all(urls: Sequence[str], api_key: str | None, until_s: float
         async with Client(url, api_key=api_key, timeout_s=_PROBE_TIMEOUT_S) as client:
             while (failure := await _not_ready(client)) is not None:
                 if time.monotonic() >= until_s:
-                    raise _unusable(url, failure, "longer than `--wait`: is it still starting?")
+                    raise _unusable(url, failure, "longer than `--wait`: is it still starting?", Route.READY)
                 await asyncio.sleep(_PROBE_PAUSE_S)
 
 
@@ -290,7 +290,7 @@ def _foreign(url: str) -> OmniError:
     return OmniError(f"`{url}` does not answer GET /v1/models as OpenAI's API does", hint=_ADDRESS)
 
 
-def _unusable(url: str, failure: RequestFailure, advice: str | None = None) -> OmniError:
+def _unusable(url: str, failure: RequestFailure, advice: str | None = None, route: Route = Route.MODELS) -> OmniError:
     if failure.kind == "invalid answer":
         return _foreign(url)
     if not failure.kind.startswith("HTTP"):
@@ -302,4 +302,4 @@ def _unusable(url: str, failure: RequestFailure, advice: str | None = None) -> O
         advice = "set OPENAI_API_KEY, or pass `--api-key`"
     elif failure.kind.startswith("HTTP 404"):
         advice = _ADDRESS
-    return OmniError(f"`{url}` rejects GET /v1/models: {failure.kind}: {failure.message}", hint=advice)
+    return OmniError(f"`{url}` rejects GET {route}: {failure.kind}: {failure.message}", hint=advice)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from omni_cli.core.errors import OmniError
+from omni_cli.requests.media.images import on_white
 
 
 def encode_pcm16(samples: np.ndarray) -> bytes:
@@ -177,9 +178,7 @@ def encode_image(pixels: np.ndarray, image_format: str, quality: int) -> bytes:
         return encode_png(pixels)
     image = Image.fromarray(pixels)
     if image_format == "jpeg" and image.mode == "RGBA":
-        white = Image.new("RGB", image.size, "white")
-        white.paste(image, mask=image.getchannel("A"))
-        image = white
+        image = on_white(image, image.getchannel("A"))
     buffer = io.BytesIO()
     image.save(buffer, format=image_format.upper(), quality=quality)
     return buffer.getvalue()

@@ -16,6 +16,17 @@ from omni_cli.requests.request_spec import OPTIONS_OF_SAMPLING, BadRequest, Requ
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 
+PROMPT_NAMES = ("prompt", "text_input", "text", "instruction", "question", "input", "context", "content")
+OUTPUT_LENGTHS = ("output_length", "output_tokens_count", "completion_tokens_count")
+"""Names of other tools' lines: Mooncake's traces, AIPerf, GuideLLM."""
+
+_MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "output_len", "output_tokens")
+_OTHER_NAMES = {
+    **dict.fromkeys(PROMPT_NAMES, "prompt"), **dict.fromkeys((*OUTPUT_LENGTHS, *_MAX_TOKENS), "max_tokens"),
+    **dict.fromkeys(("messages", "conversations"), "body"), "id": "request_id", "image_url": "image",
+    "input_audio": "audio", "audio_url": "audio", "video_url": "video", "sampling_params": "sampling",
+}  # fmt: skip
+_BATCH_KEYS = ("custom_id", "method", "url", "body")
 KEYS = tuple(name for name, row in FIELDS.items() if "generate" in row.lines)
 
 
@@ -93,17 +104,24 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def _check_keys(fields: Mapping[str, object]) -> None:
     for key in fields:
-        if key in KEYS:
-            continue
-        if key in OPTIONS_OF_SAMPLING:
-            hint = f'write it as "sampling": {{"{key}": ...}}'
-        else:
-            hint = suggest(key, KEYS) or f"known keys: {', '.join(KEYS)}"
-            hint = "run a batch file without options of requests" if key == "custom_id" else hint
-        raise InputError(f"unknown key `{key}`", hint=hint)
+        if key not in KEYS:
+            raise InputError(f"unknown key `{key}`", hint=_hint(key))
 
 
-_BATCH_KEYS = ("custom_id", "method", "url", "body")
+def _hint(key: str) -> str:
+    from omni_cli.config.stage_keys import Sampling
+
+    meant = _OTHER_NAMES.get(key, key)
+    if meant in _BATCH_KEYS:
+        named = ", ".join(f"`{name}`" for name in _BATCH_KEYS)
+        return f"a file of OpenAI's batch form has {named} in each line, and no options of requests beside it"
+    if meant in (*OPTIONS_OF_SAMPLING, *Sampling.model_fields):
+        return f'write it as "sampling": {{"{meant}": ...}}'
+    if meant == "model":
+        return "`--model` chooses the model of all lines"
+    # Below, words that only share some letters are near.
+    near = f"did you mean `{meant}`?" if meant in KEYS else suggest(key, KEYS, cutoff=0.75)
+    return near or f"known keys: {', '.join(KEYS)}"
 
 
 def check_batch_line(fields: Mapping[str, Any], urls: Sequence[str]) -> tuple[str, dict[str, Any]]:

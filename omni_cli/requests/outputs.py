@@ -236,7 +236,8 @@ class StageInfo:
     `peak_memory_bytes` has the keys `device` and `host` and counts from the start of its process;
     `load_memory_bytes` (until ready) and `run_memory_bytes` (since then) also have `reserved`. `settings` are
     configuration keys as the engine resolved them; `execution_counters` counts what happened since loading began (graph
-    replays, bytes copied, ...). `voices` are the speakers that a request may choose.
+    replays, bytes copied, ...). `voices` are the speakers that a request may choose, and `media` the kinds of media
+    that the loaded model takes; None if its profile alone decides.
     """
 
     name: str
@@ -249,6 +250,7 @@ class StageInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     execution_counters: Mapping[str, float] = field(default_factory=dict)
     voices: tuple[str, ...] = ()
+    media: tuple[str, ...] | None = None
 
     @property
     def default_sampling(self) -> SamplingValues:

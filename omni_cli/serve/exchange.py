@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH
+from omni_cli.openai_api.routes import Route
 from omni_cli.serve.errors import APIError
 
 REQUEST_ID = "X-Request-Id"
@@ -130,8 +131,12 @@ def _request_id(wanted: str | None) -> str:
     return uuid.uuid4().hex
 
 
+PROBES = frozenset({Route.HEALTH, Route.READY})
+"""Routes that are asked every few seconds, by the page as well, and need no key."""
+
+
 class AccessLog:
-    """One line of JSON per request, and per server event. Never logs bodies, queries, headers or keys."""
+    """One line of JSON per request but probes, and per server event. Never logs bodies, queries, headers or keys."""
 
     def __init__(self, stream: TextIO | None = None, *, only_failures: bool = False) -> None:
         self._stream = stream
@@ -140,7 +145,7 @@ class AccessLog:
     def request(self, exchange: Exchange) -> None:
         """Log a request that has ended."""
         failed = exchange.error is not None
-        if self._only_failures and not failed:
+        if not failed and (self._only_failures or exchange.path in PROBES):
             return
         self._write(
             "request",

@@ -15,13 +15,11 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
-from omni_cli.serve.exchange import FINISH_REASON, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
+from omni_cli.serve.exchange import FINISH_REASON, PROBES, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.service import Service
 from omni_cli.serve.sites import SiteRule
 
-# Answered without a key: liveness probes have none.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
 # Putting a busy server to sleep ends its requests.
 _NEVER_FULL = frozenset({"/sleep", "/wake_up"})
 # Routes end their requests at the deadline; this limit is for clients that do not read their response.
@@ -162,7 +160,7 @@ class RequestMiddleware:
         foreign = self._sites.refusal(headers)
         if foreign is not None:
             return foreign
-        if self._key is not None and scope["path"] not in _OPEN_PATHS:
+        if self._key is not None and scope["path"] not in PROBES:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self._key):
                 message = "wrong API key" if key else "no API key; send `Authorization: Bearer KEY`"

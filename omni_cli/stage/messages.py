@@ -89,7 +89,7 @@ class CountersReport(msgspec.Struct, frozen=True, tag=True):
 class StageReady(msgspec.Struct, frozen=True, tag=True):
     """A stage has loaded; `effective` settings and configuration keys (`settings`) are read back from the engine.
 
-    `voices` are the speakers that a request may choose.
+    `voices` are the speakers that a request may choose, `media` the kinds of media that the model takes, if it decides.
     """
 
     load_s: float
@@ -98,6 +98,7 @@ class StageReady(msgspec.Struct, frozen=True, tag=True):
     settings: dict[str, Any] = {}
     execution_counters: dict[str, float] = {}
     voices: tuple[str, ...] = ()
+    media: tuple[str, ...] | None = None
 
 
 FailureKind = Literal["input", "checkpoint", "output", "usage", "deadline", "stage"]

@@ -64,6 +64,10 @@ class Stage(Protocol):
     def voices(self) -> tuple[str, ...]:
         """Return the names of the speakers among which a request chooses in this stage."""
 
+    @property
+    def media(self) -> tuple[str, ...] | None:
+        """Return the kinds of media that the loaded model takes; None if its profile alone decides."""
+
     def warm_up(self) -> None:
         """Run what makes the first request as fast as later ones; called once, after loading."""
 

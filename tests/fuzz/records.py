@@ -19,7 +19,7 @@ from support.profile_records import small_profile
 from fuzz.documents import bombs, damage, json_text, mutate
 from fuzz.profiles import scratch
 from omni_cli.cli.compare import CompareOptions, compare
-from omni_cli.cli.report import report
+from omni_cli.cli.report import ReportOptions, report
 from omni_cli.cli.report_documents import load_view
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import OmniError
@@ -122,7 +122,7 @@ def _check(case: Case, path: Path) -> str:
             else:
                 load_record(path)
             if case.shows:
-                report([path], path.with_name("page.html"))
+                report(ReportOptions(records=[path], output=path.with_name("page.html")))
         except OmniError as error:
             assert error.message and "\x1b" not in error.message and len(error.message) < 20_000
             return "rejected"

@@ -60,9 +60,8 @@ def measure_planned(
         launch=lambda index: launch("ab"[index]),
         load=lambda index: None,
         limits=limits,
-        watcher=Quiet(),
         sampler=UtilisationSampler(lambda: machine, interval_s=0.001),
-        **{"decided": lambda record: False, **options},
+        **{"decided": lambda record: False, "watcher": Quiet(), **options},
     )
     try:
         asyncio.run(measurement.run())

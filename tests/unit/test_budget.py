@@ -11,7 +11,7 @@ ROOT = Path(omni_cli.__file__).parent
 LINES = {
     "backends": 9_500,
     "checkpoints": 3_250,
-    "cli": 7_300,
+    "cli": 7_100,
     "config": 2_950,
     "core": 1_350,
     "engine": 4_250,
@@ -20,8 +20,8 @@ LINES = {
     "openai_api": 1_600,
     "records": 2_850,
     "report": 4_400,
-    "requests": 4_900,
-    "serve": 6_000,
+    "requests": 4_950,
+    "serve": 6_050,
     "stage": 1_350,
     "stats": 3_800,
 }

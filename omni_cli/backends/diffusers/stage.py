@@ -67,6 +67,7 @@ class DiffusersStage:
     unused_parts: ClassVar[tuple[str, ...]] = ()
     """Parts of the pipeline whose work another stage does; they are not loaded."""
     voices: tuple[str, ...] = ()
+    media: tuple[str, ...] | None = None
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None], rank: Rank | None = None) -> None:
         """Load the stage. `rank` is that of this process, if another one started it as part of its own stage."""

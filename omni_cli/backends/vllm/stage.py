@@ -77,6 +77,7 @@ class VllmStage:
     can_pad: ClassVar[bool] = False
     """True for a model with `batching: padded` and a choice of `precision`."""
     voices: tuple[str, ...] = ()
+    media: tuple[str, ...] | None = None
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         for key, default in (("batching", "exact"), ("precision", None)):

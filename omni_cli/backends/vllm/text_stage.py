@@ -169,6 +169,7 @@ class TextStage(VllmStage):
         device_settings.check_effective(spec.stage, self._cudagraph_mode, self.execution_counters)
         self.processor = self.engine.output_processor
         self.prompts = PromptMaker(self.engine, spec.stage)
+        self.media = tuple(sorted(self.prompts.takes)) if self.makes_text else None
         self.replies = ReplyParsers(self.engine, spec.stage, self.prompts) if self.makes_text else None
         self._own_sampling = own_sampling(self.engine.vllm_config.model_config)
 

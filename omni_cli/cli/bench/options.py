@@ -15,9 +15,11 @@ from omni_cli.cli.options import (
     check_output_files,
     option,
     positive_seconds,
+    shared_option,
 )
 from omni_cli.cli.profile_choice import profile_source
 from omni_cli.cli.terminal import console
+from omni_cli.config.bundled import bundled_profiles
 from omni_cli.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ MAX_LEN = 2**20
 DEFAULT_BATCH_SIZE, DEFAULT_INPUT_LEN = 1, 32
 
 StageOption = Annotated[
-    str, option("--stage", "NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
+    str, shared_option("--stage NAME|ar|diffusion|all", "The stages to measure: one, all of a kind, or end to end.")
 ]
 
 
@@ -40,31 +42,24 @@ StageOption = Annotated[
 class WorkloadOptions(ProfileOptions):
     """The requests of an iteration, and the lengths of their outputs."""
 
-    batch_size: Annotated[
-        int | None,
-        option(
-            "--batch-size",
-            "N",
-            f"Requests per iteration, sent together. Default: {DEFAULT_BATCH_SIZE}.",
-            min=1,
-            max=MAX_BATCH_SIZE,
-        ),
-    ] = None
-    input_len: Annotated[
-        int | None,
-        option("--input-len", "N", f"Tokens per prompt. Default: {DEFAULT_INPUT_LEN}.", min=1, max=MAX_LEN),
-    ] = None
-    output_len: Annotated[
-        int, option("--output-len", "N", "Tokens that every AR stage generates, no fewer.", min=1, max=MAX_LEN)
-    ] = 32
-    requests: Annotated[
-        Path | None,
-        argument(
-            "[REQUESTS.jsonl]",
-            "Requests to send instead of generated prompts, with their media: all of them together in each iteration. "
-            "The lines are those of `omni generate --requests`.",
-        ),
-    ] = None
+    batch_size: int | None = option(
+        "--batch-size N",
+        f"Requests per iteration, sent together. Default: {DEFAULT_BATCH_SIZE}.",
+        min=1,
+        max=MAX_BATCH_SIZE,
+    )
+    input_len: int | None = option(
+        "--input-len N", f"Tokens per prompt. Default: {DEFAULT_INPUT_LEN}.", min=1, max=MAX_LEN
+    )
+    output_len: int = option(
+        "--output-len N", "Tokens that every AR stage generates, no fewer.", default=32, min=1, max=MAX_LEN
+    )
+    requests: Path | None = argument(
+        "[REQUESTS.jsonl]",
+        "Requests to send instead of generated prompts, with their media: all of them together in each iteration. "
+        "The lines are those of `omni generate --requests`.",
+        default=None,
+    )
 
     def read(self, stage: str) -> tuple[ProfileSource, EngineConfig, Workload]:
         """Return the profile with its source, and the requested work of the stages that `stage` names.
@@ -87,6 +82,8 @@ class WorkloadOptions(ProfileOptions):
         for flag, value in (("--batch-size", self.batch_size), ("--input-len", self.input_len)):
             if value is not None:
                 raise UsageError(f"`{flag}` and a file of requests exclude each other", hint="remove one of them")
+        if str(self.requests) in bundled_profiles() and not self.requests.exists():
+            raise UsageError(f"no requests file `{self.requests}`", hint=f"did you mean `--profile {self.requests}`?")
         file = describe_requests(self.requests, config, console.print_warning)
         return Workload(stage, file.num_requests, output_len=self.output_len, requests=file)
 
@@ -95,29 +92,21 @@ class WorkloadOptions(ProfileOptions):
 class MeasureOptions(GateOptions):
     """Limits of a measurement, and the formats of its results."""
 
-    baseline: Annotated[
-        Path | None, option("--baseline", "FILE", "Compare with a saved record of the same machine and workload.")
-    ] = None
-    num_iters: Annotated[
-        int | None,
-        option("--num-iters", "N", "Iterations per variant. Default: until the verdict is reached.", min=1),
-    ] = None
-    num_iters_warmup: Annotated[
-        int,
-        option("--num-iters-warmup", "N", "Warm-up iterations per variant, not counted; at least 1 is run.", min=0),
-    ] = 3
-    time_budget: Annotated[
-        float | None,
-        option(
-            "--time-budget",
-            "SECONDS",
-            "Time for measuring, without loading. Default: 60 per comparison.",
-            callback=positive_seconds,
-        ),
-    ] = None
-    output_json: Annotated[
-        Path | None, option("--output-json", "FILE", "Save the record with all samples, again after every block.")
-    ] = None
+    baseline: Path | None = option("--baseline FILE", "Compare with a saved record of the same machine and workload.")
+    num_iters: int | None = option(
+        "--num-iters N", "Iterations per variant. Default: until the verdict is reached.", min=1
+    )
+    num_iters_warmup: int = option(
+        "--num-iters-warmup N", "Warm-up iterations per variant, not counted; at least 1 is run.", default=3, min=0
+    )
+    time_budget: float | None = option(
+        "--time-budget SECONDS",
+        "Time for measuring, without loading. Default: 60 per comparison.",
+        callback=positive_seconds,
+    )
+    output_json: Path | None = option(
+        "--output-json FILE", "Save the record with all samples, again after every block."
+    )
     timeout: TimeoutOption = None
 
     def check_files(self) -> None:
@@ -138,16 +127,10 @@ class BenchOptions(MeasureOptions, WorkloadOptions):
     takes_weights = True
 
     stage: StageOption = "all"
-    vary: Annotated[
-        list[str] | None,
-        option(
-            "--vary",
-            "KEY=A,B",
-            "Compare values of a profile key, or of an environment variable as `env.NAME`. The first value is the "
-            "baseline of the others. Repeatable.",
-        ),
-    ] = None
-    against: Annotated[
-        str | None, option("--against", "GIT_REF", "Compare this code with that of another commit, interleaved.")
-    ] = None
+    vary: list[str] | None = option(
+        "--vary KEY=A,B",
+        "Compare values of a profile key, or of an environment variable as `env.NAME`. The first value is the "
+        "baseline of the others. Repeatable.",
+    )
+    against: str | None = option("--against GIT_REF", "Compare this code with that of another commit, interleaved.")
     max_memory_regression: MaxMemoryRegressionOption = None

@@ -185,9 +185,8 @@ class BenchProgress:
         )
 
     def block_done(self, state: State) -> None:
-        left = duration(max(0.0, state.planned_s - state.elapsed_s))
         done = f"{self._where}block {state.blocks}/{state.planned_blocks}"
-        self._line.say(lambda: f"{done}   {self._format_estimate(state)}   {left} left at most")
+        self._line.say(lambda: f"{done}   {self._format_estimate(state)}   {duration(state.left_s)} left at most")
 
     def hide(self) -> None:
         """Clear the live line, so that other lines can be written."""

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.bench.options import DEFAULT_BUDGET_S, StageOption, WorkloadOptions
 from omni_cli.cli.options import (
@@ -34,56 +34,41 @@ if TYPE_CHECKING:
 class BisectOptions(WorkloadOptions):
     """The range, the benchmark, and the worsening to search for."""
 
-    good: Annotated[str, argument("GOOD", "A commit from before the change.")]
-    bad: Annotated[str, argument("BAD", "A later commit, which is worse.")]
-    command: Annotated[
-        str | None,
-        option(
-            "--command",
-            "COMMAND",
-            "Measure any program instead of a profile: a shell command, run in a worktree of each commit of the "
-            "current folder's repository.",
-        ),
-    ] = None
-    build: Annotated[
-        str | None, option("--build", "COMMAND", "Run this once in each worktree; a commit where it fails is skipped.")
-    ] = None
-    duration: Annotated[
-        str,
-        option(
-            "--duration",
-            "last-line|json:KEY|wall-time|cpu-time",
-            "The seconds of `--command`: the last line of its output, a key of its JSON output such as `stats.mean`, "
-            "its wall time, or the processor time of all its processes, which other programs hardly change.",
-        ),
-    ] = "last-line"
+    good: str = argument("GOOD", "A commit from before the change.")
+    bad: str = argument("BAD", "A later commit, which is worse.")
+    command: str | None = option(
+        "--command COMMAND",
+        "Measure any program instead of a profile: a shell command, run in a worktree of each commit of the "
+        "current folder's repository.",
+    )
+    build: str | None = option("--build COMMAND", "Run this once in each worktree; a commit where it fails is skipped.")
+    duration: str = option(
+        "--duration last-line|json:KEY|wall-time|cpu-time",
+        "The seconds of `--command`: the last line of its output, a key of its JSON output such as `stats.mean`, "
+        "its wall time, or the processor time of all its processes, which other programs hardly change.",
+        default="last-line",
+    )
     stage: StageOption = "all"
-    metric: Annotated[str | None, option("--metric", "NAME", "The metric to compare. Default: e2e_s.")] = None
-    max_regression: Annotated[
-        str | None,
-        option("--max-regression", "PERCENT", f"Search for more than this slowdown. Default: {DEFAULT_MARGIN}."),
-    ] = None
-    max_memory_regression: Annotated[
-        str | None, option("--max-memory-regression", "PERCENT", "Search for more than this increase in memory.")
-    ] = None
-    require_identical_outputs: Annotated[
-        bool, option("--require-identical-outputs", None, "Search for a change of the outputs.")
-    ] = False
-    num_iters_warmup: Annotated[
-        int, option("--num-iters-warmup", "N", "Warm-up iterations per load, not counted; at least 1 is run.", min=0)
-    ] = 3
-    time_budget: Annotated[
-        float,
-        option(
-            "--time-budget",
-            "SECONDS",
-            "Time for measuring two commits; up to 16 times as long on a noisy machine.",
-            callback=positive_seconds,
-        ),
-    ] = DEFAULT_BUDGET_S
-    cache_dir: Annotated[
-        Path | None, option("--cache-dir", "DIR", "Folder for worktrees and searches. Default: omni's cache.")
-    ] = None
+    metric: str | None = option("--metric NAME", "The metric to compare. Default: e2e_s.")
+    max_regression: str | None = option(
+        "--max-regression PERCENT", f"Search for more than this slowdown. Default: {DEFAULT_MARGIN}."
+    )
+    max_memory_regression: str | None = option(
+        "--max-memory-regression PERCENT", "Search for more than this increase in memory."
+    )
+    require_identical_outputs: bool = option(
+        "--require-identical-outputs", "Search for a change of the outputs.", default=False
+    )
+    num_iters_warmup: int = option(
+        "--num-iters-warmup N", "Warm-up iterations per load, not counted; at least 1 is run.", default=3, min=0
+    )
+    time_budget: float = option(
+        "--time-budget SECONDS",
+        "Time for measuring two commits; up to 16 times as long on a noisy machine.",
+        default=DEFAULT_BUDGET_S,
+        callback=positive_seconds,
+    )
+    cache_dir: Path | None = option("--cache-dir DIR", "Folder for worktrees and searches. Default: omni's cache.")
     timeout: TimeoutOption = None
 
     def check(self) -> None:

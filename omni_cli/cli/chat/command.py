@@ -9,7 +9,7 @@ import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.loadtest.options import ApiKeyOption
 from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, WaitOption, option, reach
@@ -30,14 +30,13 @@ _REQUEST_TIMEOUT_S = 3600.0
 class ChatOptions(ProfileOptions):
     """A profile, a model or a server to talk to."""
 
-    url: Annotated[
-        str | None,
-        option("--url", "URL", "Talk to a running OpenAI-compatible server instead; `--model` is then its model."),
-    ] = None
+    url: str | None = option(
+        "--url URL", "Talk to a running OpenAI-compatible server instead; `--model` is then its model."
+    )
     api_key: ApiKeyOption = None
     wait: WaitOption = None
     lora: LoraOption = None
-    system: Annotated[str | None, option("--system", "TEXT", "The system message.")] = None
+    system: str | None = option("--system TEXT", "The system message.")
     output_dir: OutputDirOption = Path("out/chat")
 
 
@@ -100,7 +99,7 @@ async def _talk(url: str, model: str, conversation: Conversation, options: ChatO
         described = await describe_model(client, model)
         conversation.defaults = described.get("sampling") or {}
         if not options.quiet:
-            said = f"; {text}, unless `/set` changes it" if (text := describe(conversation.defaults)) else ""
+            said = f"; sampling: {text}, unless `/set` changes it" if (text := describe(conversation.defaults)) else ""
             console.print_note(f"{model} at {url}{said}; `/help` lists the commands, Ctrl-D leaves")
             if described.get("random_weights"):
                 console.print_note(RANDOM_WEIGHTS.format(name=model))

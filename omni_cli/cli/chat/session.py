@@ -31,7 +31,7 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.openai_api.sound import ReceivedSound
 from omni_cli.report.units import milliseconds, seconds
 from omni_cli.requests.outputs import AudioOutput
-from omni_cli.requests.sampling import SamplingValues, with_request
+from omni_cli.requests.sampling import SamplingValues, describe, with_request
 
 COMMANDS = {
     "/image": "FILE: show an image with the next message",
@@ -136,9 +136,10 @@ class Conversation:
         name, _, value = text.partition(" ")
         if not name:
             lines = [f"  {key} = {json.dumps(item)}" for key, item in self.fields.items()]
-            for key, item in with_request(self.defaults, self.fields).items():
-                if item["source"] != "request":
-                    lines.append(f"  {key} = {json.dumps(item['value'])} ({item['source']})")
+            named = with_request(self.defaults, self.fields)
+            lines += [f"  sampling: {words}" for words in (describe(named),) if words]
+            if (most := named.get("max_tokens", {"source": "request"}))["source"] != "request":
+                lines.append(f"  max_tokens = {most['value']} ({most['source']})")
             return "\n".join(lines) or "nothing is set"
         if not value.strip():
             raise UsageError("`/set` takes a field and a value", hint="for example `/set temperature 0`")

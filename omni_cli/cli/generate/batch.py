@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.options import GenerateOptions
-from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.generate.printers import BlockPrinter, Printer
 from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
 from omni_cli.cli.serve import make_engine
 from omni_cli.cli.terminal import console
@@ -58,6 +58,7 @@ def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
             yield BadRequest(custom_id, error, place)
 
 
+@dataclass(kw_only=True)
 class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
     """Starts the engine below a server's routes, `app`, and sends all lines."""
 
@@ -66,9 +67,10 @@ class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        await self._worker.start(self._progress.handle)
+        await self.worker.start(self.progress.handle)
         self._ready_at, in_flight = time.monotonic(), asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
-        lines = [(index, line) for index, line in enumerate(self._requests) if isinstance(line, BatchLine)]
+        self.printer.on_loaded(self.worker.stages)
+        lines = [(index, line) for index, line in enumerate(self.requests) if isinstance(line, BatchLine)]
         await asyncio.gather(*(self._run_line(index, line, in_flight) for index, line in lines))
 
     async def _run_line(self, index: int, line: BatchLine, in_flight: asyncio.Semaphore) -> None:
@@ -101,9 +103,13 @@ def run_batch(
     engine = make_engine(config, options.replicas, limits, log, verbose=verbose)
     settings = ServerSettings(limits, output_dir, drain_timeout_s=0, served_model_names=("*",), seed=config.seed)
     server, lines = Server(engine, config, settings, log), list(read_batch(path))
-    writer, printer = ArtifactWriter(output_dir, ()), Printer(progress, verbose=verbose)
-    run = BatchFileRun(server.supervisor, lines, writer=writer, printer=printer, progress=progress)
-    run.app = server.app
+    printer = Printer(progress, verbose=verbose)
+    if not options.as_json:
+        printer = BlockPrinter(progress, verbose=verbose, quiet=options.quiet)
+    run = BatchFileRun(
+        worker=server.supervisor, requests=lines, app=server.app,
+        writer=ArtifactWriter(output_dir, ()), printer=printer, progress=progress,
+    )  # fmt: skip
     outcome = asyncio.run(run.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     records = []
     for record in outcome.records:

@@ -86,7 +86,7 @@ def run(
     shown = _begin(requests, config, num_usable, options, writes=writes)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
 
-    session = GenerateRun(engine, requests, **shown)
+    session = GenerateRun(worker=engine, requests=requests, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout, waited_s=time.monotonic() - began_s))
     _show_end(outcome, config, options)
     return outcome.exit_code
@@ -116,7 +116,7 @@ def run_on_replicas(
     job = BatchJob(config, replicas, verbose=options.verbose)
     shown = _begin(specs, config, len(good), options, continues=finished.path.exists())
 
-    session = ReplicatedRun(job, specs, finished, **shown)
+    session = ReplicatedRun(worker=job, requests=specs, finished=finished, **shown)
     outcome = asyncio.run(session.run(timeout_s=options.timeout))
     _show_end(outcome, config, options)
     return outcome.exit_code

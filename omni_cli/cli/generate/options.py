@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from omni_cli.cli.options import (
     LoraOption,
@@ -25,10 +25,12 @@ def _with_request_fields(options: type[T]) -> type[T]:
     declared: list[tuple[str, Any, Any]] = []
     for row in FIELDS.values():
         if row.option is not None:
-            flags, metavar, text = row.option.flags, row.option.metavar, row.option.help
-            info = option(flags, metavar, text) if flags else argument(metavar or "", text)
-            kind = bool if row.type is bool else row.type | None
-            declared.append((row.name, Annotated[kind, info], False if row.type is bool else None))
+            flags, metavar, text = row.option.flags, row.option.metavar or "", row.option.help
+            default = False if row.type is bool else None
+            info = (
+                option(f"{flags} {metavar}", text, default=default) if flags else argument(metavar, text, default=None)
+            )
+            declared.append((row.name, bool if row.type is bool else row.type | None, info))
     made = make_dataclass(options.__name__, declared, bases=(options,), frozen=True, kw_only=True)
     made.__module__, made.__doc__ = options.__module__, options.__doc__
     return made
@@ -38,32 +40,23 @@ def _with_request_fields(options: type[T]) -> type[T]:
 class RunOptions(ProfileOptions):
     """A file of requests, and options for running and showing requests."""
 
-    requests: Annotated[
-        Path | None,
-        option(
-            "--requests",
-            "FILE.jsonl",
-            "Many requests, one JSON object per line, or OpenAI's batch form; a field that a line lacks has the "
-            "value of its option.",
-        ),
-    ] = None
+    requests: Path | None = option(
+        "--requests FILE.jsonl",
+        "Many requests, one JSON object per line, or OpenAI's batch form; a field that a line lacks has the "
+        "value of its option.",
+    )
     lora: LoraOption = None
-    replicas: Annotated[
-        int | None,
-        option(
-            "--replicas",
-            "N",
-            "Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
-            "Finished requests are not run again.",
-            min=1,
-        ),
-    ] = None
-    help_inputs: Annotated[
-        bool,
-        option(
-            "--help-inputs", None, "List the inputs and outputs of the profile, without loading the model, and exit."
-        ),
-    ] = False
+    replicas: int | None = option(
+        "--replicas N",
+        "Run `--requests` on N engines through Ray Data: on the cluster of RAY_ADDRESS, else on this machine. "
+        "Finished requests are not run again.",
+        min=1,
+    )
+    help_inputs: bool = option(
+        "--help-inputs",
+        "List the inputs and outputs of the profile, without loading the model, and exit.",
+        default=False,
+    )
     output_dir: OutputDirOption = Path("out")
     overwrite: OverwriteOption = False
     timeout: TimeoutOption = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:
     from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in a base class below
-    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob
+    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob  # noqa: F401 - named in a base class below
 
 
 _MODALITIES: Mapping[type[Output], Modality] = {
@@ -91,29 +92,23 @@ class RunOutcome:
         return ExitCode.USAGE if all(isinstance(error, UsageError) for error in errors) else ExitCode.RUN_FAILED
 
 
+@dataclass(kw_only=True)
 class BaseRun(ABC, Generic[WorkerT, RequestT]):
-    """Runs requests, writes their outputs and closes the worker; use it once."""
+    """Runs requests, writes their outputs and closes the worker; use it once.
 
-    def __init__(
-        self,
-        worker: WorkerT,
-        requests: Sequence[RequestT],
-        *,
-        writer: ArtifactWriter,
-        printer: Printer,
-        progress: ProgressDisplay,
-    ) -> None:
-        self._worker = worker
-        self._requests = requests
-        self._writer = writer
-        self._printer = printer
-        self._progress = progress
-        self._written: dict[int, list[WrittenOutput]] = {index: [] for index in range(len(requests))}
-        self._records: dict[int, RequestRecord] = {}
-        # When the engine was ready, and when the last request ended.
-        self._ready_at: float | None = None
-        self._ended_at = 0.0
-        self._stages: tuple[StageInfo, ...] = ()
+    `_ready_at` is when the engine was ready, `_ended_at` when the last request ended.
+    """
+
+    worker: WorkerT
+    requests: Sequence[RequestT]
+    writer: ArtifactWriter
+    printer: Printer
+    progress: ProgressDisplay
+    _written: dict[int, list[WrittenOutput]] = field(default_factory=lambda: defaultdict(list))
+    _records: dict[int, RequestRecord] = field(default_factory=dict)
+    _ready_at: float | None = None
+    _ended_at: float = 0.0
+    _stages: tuple[StageInfo, ...] = ()
 
     async def run(self, *, timeout_s: float | None, waited_s: float = 0.0) -> RunOutcome:
         """Run everything; finished results are kept if a signal, the deadline or a full disk ends it early.
@@ -136,16 +131,16 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
     async def _work_and_close(self) -> None:
         try:
-            self._progress.show()
+            self.progress.show()
             await self._work()
         finally:
             try:
-                self._printer.close()  # may fail: the terminal or the pipe can be gone
+                self.printer.close()  # may fail: the terminal or the pipe can be gone
                 # Read at the end, when the memory peaks are those of the whole run.
-                self._stages = () if self._ready_at is None else self._worker.stages
+                self._stages = () if self._ready_at is None else self.worker.stages
             finally:
                 media_pool().end_all()  # a thread may still wait for one
-                await self._worker.close()
+                await self.worker.close()
 
     @abstractmethod
     async def _work(self) -> None:
@@ -153,24 +148,24 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 
     def _end_bad_requests(self) -> bool:
         """Report the invalid requests; return True if there are others."""
-        for index, request in enumerate(self._requests):
+        for index, request in enumerate(self.requests):
             if isinstance(request, BadRequest):
                 self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
-        return len(self._records) < len(self._requests)
+        return len(self._records) < len(self.requests)
 
     def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
         """Write and show an output, if it was requested."""
         if wanted is not None and _MODALITIES[type(output)] not in wanted:
             return
-        path = None if isinstance(output, TextOutput) else self._writer.write(request_id, output)
+        path = None if isinstance(output, TextOutput) else self.writer.write(request_id, output)
         written = WrittenOutput(output, path)
         self._written[index].append(written)
-        self._printer.output(written)
+        self.printer.output(written)
 
     def _end(self, index: int, record: RequestRecord) -> None:
         self._records[index] = record
         self._ended_at = time.monotonic()
-        self._printer.on_ended(record)
+        self.printer.on_ended(record)
 
     def _all_records(self, stopped: OmniError | None) -> tuple[RequestRecord, ...]:
         """Return a record of every request in order; unfinished ones have the reason and their partial output."""
@@ -180,7 +175,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             or RequestRecord(
                 request.request_id, outputs=tuple(self._written[index]), error=unfinished, place=request.place
             )
-            for index, request in enumerate(self._requests)
+            for index, request in enumerate(self.requests)
         )
 
 
@@ -209,13 +204,13 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        await self._worker.start(self._progress.handle)
+        await self.worker.start(self.progress.handle)
         self._ready_at = time.monotonic()
-        self._printer.on_loaded(self._worker.stages)
+        self.printer.on_loaded(self.worker.stages)
         in_flight = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         tasks = [
             asyncio.create_task(self._run_request(index, request, in_flight))
-            for index, request in enumerate(self._requests)
+            for index, request in enumerate(self.requests)
             if isinstance(request, PendingRequest)
         ]
         try:
@@ -255,12 +250,12 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
         """Show and write a request's outputs until it ends; text that becomes speech only if it is wanted."""
         wanted = request.modalities
-        async with aclosing(self._worker.generate(request)) as events:
+        async with aclosing(self.worker.generate(request)) as events:
             async for event in events:
-                self._progress.handle(event)
+                self.progress.handle(event)
                 if isinstance(event, TextDelta):
                     if wanted is None or "text" in wanted:
-                        self._printer.text(event.text)
+                        self.printer.text(event.text)
                 elif isinstance(event, OutputReady):
                     self._show(index, request.request_id, event.output, wanted)
                 elif isinstance(event, RequestResult):
@@ -268,28 +263,18 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
         raise OmniError(f"request `{request.request_id}` ended without a result")
 
 
+@dataclass(kw_only=True)
 class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
     """Records every finished request immediately; requests that an earlier run recorded are not run again."""
 
-    def __init__(
-        self,
-        job: BatchJob,
-        specs: Sequence[RequestSpec | BadRequest],
-        finished: FinishedRequests,
-        *,
-        writer: ArtifactWriter,
-        printer: Printer,
-        progress: ProgressDisplay,
-    ) -> None:
-        super().__init__(job, specs, writer=writer, printer=printer, progress=progress)
-        self._finished = finished
+    finished: FinishedRequests
 
     async def _work(self) -> None:
         if not self._end_bad_requests():
             return
-        specs = {index: spec for index, spec in enumerate(self._requests) if isinstance(spec, RequestSpec)}
-        keys = {index: self._finished.key(spec) for index, spec in specs.items()}
-        earlier = self._finished.read()
+        specs = {index: spec for index, spec in enumerate(self.requests) if isinstance(spec, RequestSpec)}
+        keys = {index: self.finished.key(spec) for index, spec in specs.items()}
+        earlier = self.finished.read()
         open_specs: dict[int, RequestSpec] = {}
         for index, spec in specs.items():
             result = earlier.get(keys[index])
@@ -297,35 +282,35 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
                 open_specs[index] = spec
             else:
                 self._end(index, RequestRecord(spec.request_id, place=spec.place, earlier=result))
-                self._progress.handle(RequestResult(spec.request_id, (), ()))
+                self.progress.handle(RequestResult(spec.request_id, (), ()))
         if len(open_specs) < len(specs):
             done = count(len(specs) - len(open_specs), "request")
-            self._print_note(f"{done} of {len(specs)} done before: {self._finished.path}")
+            self._print_note(f"{done} of {len(specs)} done before: {self.finished.path}")
         if not open_specs:
             return
-        for stage in self._worker.config.stages:
-            self._progress.handle(StageLoading(stage.name, stage.kind))
-        async with aclosing(self._worker.answers(open_specs)) as answers:
+        for stage in self.worker.config.stages:
+            self.progress.handle(StageLoading(stage.name, stage.kind))
+        async with aclosing(self.worker.answers(open_specs)) as answers:
             async for index, answer in answers:
                 self._take(index, open_specs[index], answer)
                 if self._records[index].error is None:
-                    self._finished.add(keys[index], self._records[index])
+                    self.finished.add(keys[index], self._records[index])
 
     def _take(self, index: int, spec: RequestSpec, answer: BatchAnswer) -> None:
         if answer.load_error is not None and self._ready_at is None:
             raise answer.load_error  # all requests would fail with it, and none has finished
         if answer.stages and self._ready_at is None:
             for stage in answer.stages:
-                self._progress.handle(StageLoading(stage.name, stage.kind, stage))
+                self.progress.handle(StageLoading(stage.name, stage.kind, stage))
             self._ready_at = time.monotonic() - answer.total_s
         for output in answer.result.outputs:
             self._show(index, spec.request_id, output, spec.request.modalities)
-        self._progress.handle(answer.result)
+        self.progress.handle(answer.result)
         result, outputs = answer.result, tuple(self._written[index])
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
         self._end(index, replace(record, notes=result.notes))
 
     def _print_note(self, message: str) -> None:
-        self._progress.hide()
+        self.progress.hide()
         console.print_note(message)
-        self._progress.show()
+        self.progress.show()

@@ -16,6 +16,7 @@ from omni_cli.cli.options import (
     argument,
     option,
     positive_seconds,
+    shared_option,
 )
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 
@@ -26,9 +27,8 @@ DEFAULT_LEN = 32
 _KEY_OPTION = "--api-key"
 ApiKeyOption = Annotated[
     str | None,
-    option(
-        _KEY_OPTION,
-        "KEY",
+    shared_option(
+        f"{_KEY_OPTION} KEY",
         "Sent as `Authorization: Bearer KEY`; never recorded.",
         envvar="OPENAI_API_KEY",
         show_envvar=True,
@@ -42,136 +42,88 @@ class LoadtestOptions(MeasureOptions):
 
     takes_weights = True
 
-    url: Annotated[
-        list[str], argument("URL...", "OpenAI-compatible servers; further ones are compared with the first.")
-    ]
+    url: list[str] = argument("URL...", "OpenAI-compatible servers; further ones are compared with the first.")
     wait: WaitOption = None
-    endpoint: Annotated[
-        Literal["chat", "speech", "images", "transcriptions"], option("--endpoint", None, "The endpoint to call.")
-    ] = "chat"
-    modalities: Annotated[str, option("--modalities", "LIST", "Modalities of chats: `text`, or `text,audio`.")] = "text"
-    concurrency: Annotated[
-        int | None,
-        option(
-            "--concurrency",
-            "N",
-            "Closed loop: this many clients, each with one request at a time. Default: 1.",
-            min=1,
-            max=MAX_CONCURRENCY,
-        ),
-    ] = None
-    request_rate: Annotated[
-        str | None,
-        option(
-            "--request-rate",
-            "R",
-            "Open loop: this many requests per second, as a Poisson process, however long answers take; `inf` sends "
-            "all of them immediately.",
-        ),
-    ] = None
-    vary: Annotated[
-        list[str] | None,
-        option("--vary", "KEY=A,B", "Compare values of `concurrency` or of `request_rate` on one server."),
-    ] = None
-    num_requests: Annotated[
-        int | None,
-        option(
-            "--num-requests",
-            "N",
-            "Requests per window; `--num-iters` sets the number of windows. Default: 4 per client, or 4 s of "
-            "traffic; minimum 8.",
-            min=1,
-            max=MAX_REQUESTS,
-        ),
-    ] = None
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "--slo",
-            "METRIC:LIMIT",
-            "Count the requests that meet it, such as `ttft:200ms` or `wer:10%`; metrics are ttft, tpot, itl, e2e, "
-            "ttfp, heard, stutter, underruns, longest_gap, rtf, wer and deletions. Repeatable.",
-        ),
-    ] = None
-    sample_rate: Annotated[
-        int | None, option("--sample-rate", "HZ", "Rate of speech that states none. Default: 24000.", min=1000)
-    ] = None
-    find_max_rate: Annotated[
-        str | None,
-        option(
-            "--find-max-rate",
-            "PERCENT",
-            "Find the highest rate at which this share of the requests meets every `--slo`, such as 90%. "
-            "`--request-rate` is the first one; `--time-budget` limits each.",
-        ),
-    ] = None
+    endpoint: Literal["chat", "speech", "images", "transcriptions"] = option(
+        "--endpoint", "The endpoint to call.", default="chat"
+    )
+    modalities: str = option("--modalities LIST", "Modalities of chats: `text`, or `text,audio`.", default="text")
+    concurrency: int | None = option(
+        "--concurrency N",
+        "Closed loop: this many clients, each with one request at a time. Default: 1.",
+        min=1,
+        max=MAX_CONCURRENCY,
+    )
+    request_rate: str | None = option(
+        "--request-rate R",
+        "Open loop: this many requests per second, as a Poisson process, however long answers take; `inf` sends "
+        "all of them immediately.",
+    )
+    vary: list[str] | None = option(
+        "--vary KEY=A,B", "Compare values of `concurrency` or of `request_rate` on one server."
+    )
+    num_requests: int | None = option(
+        "--num-requests N",
+        "Requests per window; `--num-iters` sets the number of windows. Default: 4 per client, or 4 s of "
+        "traffic; minimum 8.",
+        min=1,
+        max=MAX_REQUESTS,
+    )
+    slo: list[str] | None = option(
+        "--slo METRIC:LIMIT",
+        "Count the requests that meet it, such as `ttft:200ms` or `wer:10%`; metrics are ttft, tpot, itl, e2e, "
+        "ttfp, heard, stutter, underruns, longest_gap, rtf, wer and deletions. Repeatable.",
+    )
+    sample_rate: int | None = option("--sample-rate HZ", "Rate of speech that states none. Default: 24000.", min=1000)
+    find_max_rate: str | None = option(
+        "--find-max-rate PERCENT",
+        "Find the highest rate at which this share of the requests meets every `--slo`, such as 90%. "
+        "`--request-rate` is the first one; `--time-budget` limits each.",
+    )
     margin: MarginOption = DEFAULT_MARGIN
     allow_difference: AllowDifferenceOption = None
-    strict: Annotated[
-        bool, option("--strict", None, "Give no verdict on servers that were measured under unequal conditions.")
-    ] = False
-    num_iters: Annotated[
-        int | None, option("--num-iters", "N", "Windows per variant. Default: until the verdict is reached.", min=1)
-    ] = None
-    num_iters_warmup: Annotated[
-        int, option("--num-iters-warmup", "N", "Warm-up windows per variant, not counted; at least 1 is run.", min=0)
-    ] = 3
-    requests: Annotated[
-        Path | None,
-        option(
-            "--requests",
-            "FILE",
-            "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, OpenAI's "
-            "batch files, or a trace with arrival times, such as those of Mooncake, AIPerf and GuideLLM.",
-        ),
-    ] = None
-    time_unit: Annotated[
-        Literal["seconds", "milliseconds"] | None,
-        option(
-            "--time-unit",
-            None,
-            "Unit of the arrival times in `--requests`. Default: milliseconds for `timestamp`, otherwise seconds.",
-        ),
-    ] = None
-    input_len: Annotated[
-        int | None,
-        option("--input-len", "N", "Words per prompt; tokens with `--tokenizer`. Default: 32.", min=1, max=MAX_LEN),
-    ] = None
-    output_len: Annotated[
-        int | None,
-        option(
-            "--output-len",
-            "N",
-            "Text tokens per chat answer, no fewer. Default: 32, or the lengths in `--requests`.",
-            min=1,
-            max=MAX_LEN,
-        ),
-    ] = None
-    tokenizer: Annotated[
-        Path | None,
-        option("--tokenizer", "DIR", "Folder with a `tokenizer.json`, by which `--input-len` counts tokens."),
-    ] = None
-    ignore_eos: Annotated[
-        bool,
-        option(
-            "--ignore-eos/--no-ignore-eos",
-            None,
-            "Ask for exactly `--output-len` tokens with vLLM's `ignore_eos`, which not every server accepts.",
-        ),
-    ] = True
-    extra_body: Annotated[
-        str | None, option("--extra-body", "JSON", 'Fields to set in every request, such as `{"size": "64x64"}`.')
-    ] = None
-    model: Annotated[
-        str | None, option("--model", "NAME", "The model to request. Default: the first one of the server.")
-    ] = None
+    strict: bool = option(
+        "--strict", "Give no verdict on servers that were measured under unequal conditions.", default=False
+    )
+    num_iters: int | None = option(
+        "--num-iters N", "Windows per variant. Default: until the verdict is reached.", min=1
+    )
+    num_iters_warmup: int = option(
+        "--num-iters-warmup N", "Warm-up windows per variant, not counted; at least 1 is run.", default=3, min=0
+    )
+    requests: Path | None = option(
+        "--requests FILE",
+        "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, OpenAI's "
+        "batch files, or a trace with arrival times, such as those of Mooncake, AIPerf and GuideLLM.",
+    )
+    time_unit: Literal["seconds", "milliseconds"] | None = option(
+        "--time-unit",
+        "Unit of the arrival times in `--requests`. Default: milliseconds for `timestamp`, otherwise seconds.",
+    )
+    input_len: int | None = option(
+        "--input-len N", "Words per prompt; tokens with `--tokenizer`. Default: 32.", min=1, max=MAX_LEN
+    )
+    output_len: int | None = option(
+        "--output-len N",
+        "Text tokens per chat answer, no fewer. Default: 32, or the lengths in `--requests`.",
+        min=1,
+        max=MAX_LEN,
+    )
+    tokenizer: Path | None = option(
+        "--tokenizer DIR", "Folder with a `tokenizer.json`, by which `--input-len` counts tokens."
+    )
+    ignore_eos: bool = option(
+        "--ignore-eos/--no-ignore-eos",
+        "Ask for exactly `--output-len` tokens with vLLM's `ignore_eos`, which not every server accepts.",
+        default=True,
+    )
+    extra_body: str | None = option("--extra-body JSON", 'Fields to set in every request, such as `{"size": "64x64"}`.')
+    model: str | None = option("--model NAME", "The model to request. Default: the first one of the server.")
     api_key: ApiKeyOption = None
-    request_timeout: Annotated[
-        float, option("--request-timeout", "SECONDS", "Time limit per request.", callback=positive_seconds)
-    ] = 600.0
-    seed: Annotated[
-        int, option("--seed", "N", "Seed of prompts, arrival times and requests.", min=0, max=MAX_NUMPY_SEED)
-    ] = 0
+    request_timeout: float = option(
+        "--request-timeout SECONDS", "Time limit per request.", default=600.0, callback=positive_seconds
+    )
+    seed: int = option("--seed N", "Seed of prompts, arrival times and requests.", default=0, min=0, max=MAX_NUMPY_SEED)
 
 
 def without_key(arguments: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from omni_cli.cli.bench.options import StageOption, WorkloadOptions
 from omni_cli.cli.options import OutputDirOption, TimeoutOption, WaitOption, option, positive_seconds
@@ -29,75 +29,51 @@ OBJECTIVES = {
 class TuneOptions(WorkloadOptions):
     """The settings to search, what they are judged by, and their limits."""
 
-    search: Annotated[
-        list[str] | None,
-        option(
-            "--search",
-            "KEY=A,B",
-            "Values of a profile key, or of an environment variable as `env.NAME`; `KEY=1..16` is a range. All "
-            "combinations are settings. Repeatable. Default: keys that suit the stages and this machine.",
-        ),
-    ] = None
-    url: Annotated[
-        str | None,
-        option(
-            "--url",
-            "URL",
-            "Search the load of a running server instead: `--search concurrency=1..16` or `request_rate=1,2,4`, "
-            "sent as by `omni loadtest`.",
-        ),
-    ] = None
+    search: list[str] | None = option(
+        "--search KEY=A,B",
+        "Values of a profile key, or of an environment variable as `env.NAME`; `KEY=1..16` is a range. All "
+        "combinations are settings. Repeatable. Default: keys that suit the stages and this machine.",
+    )
+    url: str | None = option(
+        "--url URL",
+        "Search the load of a running server instead: `--search concurrency=1..16` or `request_rate=1,2,4`, "
+        "sent as by `omni loadtest`.",
+    )
     wait: WaitOption = None
-    endpoint: Annotated[
-        Literal["chat", "speech", "images"] | None,
-        option("--endpoint", None, "The endpoint of `--url` to call. Default: chat."),
-    ] = None
+    endpoint: Literal["chat", "speech", "images"] | None = option(
+        "--endpoint", "The endpoint of `--url` to call. Default: chat."
+    )
     stage: StageOption = "all"
-    objective: Annotated[
-        Literal["e2e", "tokens_per_second", "images_per_second", "goodput"],
-        option("--objective", None, "The best setting has the shortest time, or the highest rate."),
-    ] = "e2e"
-    slo: Annotated[
-        list[str] | None,
-        option(
-            "--slo",
-            "METRIC:LIMIT",
-            "Limit on each request, such as `ttft:200ms`: what goodput counts, and otherwise a limit that 99 % of a "
-            "setting's requests have to meet. Metrics are ttft, tpot, itl, e2e, ttfp, heard, stutter, "
-            "underruns, longest_gap and rtf. Repeatable.",
-        ),
-    ] = None
-    max_memory: Annotated[
-        str | None,
-        option("--max-memory", "SIZE", "Limit on the peak memory of a setting, such as 20GiB: device, else host."),
-    ] = None
-    quality: Annotated[
-        list[str] | None,
-        option(
-            "--quality",
-            "METRIC>=LIMIT",
-            "Limit on how far outputs may differ from those of the profile as it is, such as psnr_db>=40. Repeatable.",
-        ),
-    ] = None
-    margin: Annotated[
-        str, option("--margin", "PERCENT", "The answer may be worse than the best setting by this much.")
-    ] = DEFAULT_MARGIN
-    num_iters: Annotated[
-        int | None,
-        option("--num-iters", "N", "Iterations per start of a setting. Default: as long as loading.", min=1),
-    ] = None
-    num_iters_warmup: Annotated[
-        int, option("--num-iters-warmup", "N", "Warm-up iterations per start, not counted; at least 1 is run.", min=0)
-    ] = 3
-    time_budget: Annotated[
-        float | None,
-        option(
-            "--time-budget",
-            "SECONDS",
-            "Start no round after this time, loading included. Default: until the answer is known.",
-            callback=positive_seconds,
-        ),
-    ] = None
+    objective: Literal["e2e", "tokens_per_second", "images_per_second", "goodput"] = option(
+        "--objective", "The best setting has the shortest time, or the highest rate.", default="e2e"
+    )
+    slo: list[str] | None = option(
+        "--slo METRIC:LIMIT",
+        "Limit on each request, such as `ttft:200ms`: what goodput counts, and otherwise a limit that 99 % of a "
+        "setting's requests have to meet. Metrics are ttft, tpot, itl, e2e, ttfp, heard, stutter, "
+        "underruns, longest_gap and rtf. Repeatable.",
+    )
+    max_memory: str | None = option(
+        "--max-memory SIZE", "Limit on the peak memory of a setting, such as 20GiB: device, else host."
+    )
+    quality: list[str] | None = option(
+        "--quality METRIC>=LIMIT",
+        "Limit on how far outputs may differ from those of the profile as it is, such as psnr_db>=40. Repeatable.",
+    )
+    margin: str = option(
+        "--margin PERCENT", "The answer may be worse than the best setting by this much.", default=DEFAULT_MARGIN
+    )
+    num_iters: int | None = option(
+        "--num-iters N", "Iterations per start of a setting. Default: as long as loading.", min=1
+    )
+    num_iters_warmup: int = option(
+        "--num-iters-warmup N", "Warm-up iterations per start, not counted; at least 1 is run.", default=3, min=0
+    )
+    time_budget: float | None = option(
+        "--time-budget SECONDS",
+        "Start no round after this time, loading included. Default: until the answer is known.",
+        callback=positive_seconds,
+    )
     output_dir: OutputDirOption = Path("tuned")
     timeout: TimeoutOption = None
 

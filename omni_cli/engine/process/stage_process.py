@@ -117,7 +117,8 @@ def _run(
         emit(as_failure(error, spec.stage, loads=spec.model))
         return
     load_s = time.perf_counter() - started_s
-    emit(StageReady(load_s, effective, memory_report(), stage.settings, stage.execution_counters, stage.voices))
+    counters, choices = stage.execution_counters, (stage.voices, stage.media)
+    emit(StageReady(load_s, effective, memory_report(), stage.settings, counters, *choices))
     forget_peaks()
     loaded.append(stage)
     if recorder is not None:

@@ -53,12 +53,11 @@ _Block = Callable[[int, BlockSchedule], Awaitable[None]]
 
 @dataclass(frozen=True)
 class State:
-    """After a block: `elapsed_s` of about `planned_s` are over."""
+    """After a block: at most about `left_s` are left."""
 
     blocks: int
     planned_blocks: int
-    elapsed_s: float
-    planned_s: float
+    left_s: float
     record: Record
 
 
@@ -249,12 +248,13 @@ class Harness:
             elapsed_s = time.monotonic() - started_s
             self.sampler.block_ended()
             self._note_load()
-            done = block + 1
-            state = State(done, schedule.blocks, elapsed_s, elapsed_s / done * schedule.blocks, self.builder.record())
+            done, each_s = block + 1, elapsed_s / (block + 1)
+            budget_s = self.limits.budget_s(each_s / schedule.rounds)
+            left_s = max(min(each_s * schedule.blocks, budget_s) - elapsed_s, 0.0)
+            state = State(done, schedule.blocks, left_s, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
             await asyncio.to_thread(self.watcher.block_done, state)
-            budget_s = self.limits.budget_s(elapsed_s / done / schedule.rounds)
-            is_over = halves.is_over(done, (elapsed_s + elapsed_s / done / 2) / budget_s)
+            is_over = halves.is_over(done, (elapsed_s + each_s / 2) / budget_s)
             # The decision to stop early may depend on the data only at the planned looks.
             if not is_over and halves.is_look(done):
                 is_over = await asyncio.to_thread(self.decided, state.record)

@@ -19,7 +19,7 @@ from omni_cli.measure.loadtest.observations import has_prompt
 from omni_cli.openai_api.routes import NAMED_ROUTES
 from omni_cli.requests.fields import FIELDS, Route
 from omni_cli.requests.files import open_input
-from omni_cli.requests.jsonl import check_batch_line, parse_object, read_lines
+from omni_cli.requests.jsonl import OUTPUT_LENGTHS, PROMPT_NAMES, check_batch_line, parse_object, read_lines
 
 TimeUnit = Literal["seconds", "milliseconds"]
 
@@ -28,11 +28,9 @@ _WHAT = "requests file"
 _ROWS = [row for row in FIELDS.values() if "loadtest" in row.lines]
 _KEYS = tuple(row.name for row in _ROWS)
 _PLAIN_KEYS = tuple(row.name for row in _ROWS if row.part not in ("media", "sampling"))
-# The names that Mooncake's traces, AIPerf and GuideLLM have for the same; one of each is in a line.
-_PROMPTS = ("prompt", "text_input", "text", "instruction", "question", "input", "context", "content")
+# Names of other tools for the same; one of each is in a line.
 _SYSTEMS = ("system_prompt", "system", "prefix")
 _INPUT_LENS = ("input_length", "prompt_tokens_count", "input_tokens_count")
-_OUTPUT_LENS = ("output_length", "output_tokens_count", "completion_tokens_count")
 _TIMES: Mapping[str, TimeUnit] = {
     "arrival_s": "seconds", "timestamp": "milliseconds", "relative_timestamp": "seconds",
 }  # fmt: skip
@@ -228,7 +226,7 @@ class _LineReader:
 
     def __post_init__(self) -> None:
         self._is_chat = self.endpoint == "chat"
-        foreign = (*_PROMPTS[1:], *_INPUT_LENS, *_OUTPUT_LENS, *_TIMES, "hash_ids", *_LEFT_OUT)
+        foreign = (*PROMPT_NAMES[1:], *_INPUT_LENS, *OUTPUT_LENGTHS, *_TIMES, "hash_ids", *_LEFT_OUT)
         self._own = (*(_KEYS if self._is_chat else _PLAIN_KEYS), "arrival_s")
         self._known = (*self._own, *foreign, *((*_CHAT_FIELDS, *_SYSTEMS) if self._is_chat else ()))
         self._is_sound = self.endpoint == "transcriptions"
@@ -296,12 +294,12 @@ class _LineReader:
         own = {key: _check(key, value) for key, value in fields.items() if key in FIELDS and key in self._own}
         if self._is_sound:
             return self._read_sound_line(fields, own)
-        prompt_key, prompt = _only(fields, (*_PROMPTS, "messages"))
+        prompt_key, prompt = _only(fields, (*PROMPT_NAMES, "messages"))
         unused = _LEFT_OUT if prompt is None else (*_LEFT_OUT, "hash_ids")
         self._left_out |= dict.fromkeys(key for key in fields if key in unused)
         messages_key, system = _only(fields, ("messages", *_SYSTEMS))
         time_key, due = _only(fields, tuple(_TIMES))
-        input_len, output_len = (_read_length(*_only(fields, names)) for names in (_INPUT_LENS, _OUTPUT_LENS))
+        input_len, output_len = (_read_length(*_only(fields, names)) for names in (_INPUT_LENS, OUTPUT_LENGTHS))
         if prompt is None and (input_len is None or system is not None):
             raise ValueError("the key `prompt` is missing, or `input_length` to generate one")
         sent: dict[str, object] = {"seed": own["seed"]} if "seed" in own else {}

@@ -86,7 +86,8 @@ async function* events(response) {
 function settings() {
   const given = {};
   for (const input of find("fields").querySelectorAll("input, select")) {
-    if (input.value !== "") given[input.name] = input.type === "number" ? Number(input.value) : input.value;
+    // A box that nobody changed shows what the server does of itself.
+    if (input.value !== "" && input.value !== input.defaultValue) given[input.name] = input.type === "number" ? Number(input.value) : input.value;
   }
   return given;
 }
@@ -187,7 +188,8 @@ async function chat(turn, text, given, signal) {
     body.audio = { format: "pcm16", voice: voice || "default" };
   }
   const answer = add(turn, "p", "answer"), began = performance.now();
-  const facts = {};
+  const { value } = find("fields").querySelector("[name=temperature]");
+  const facts = { unused: sampling.top_p !== undefined && value !== "" && Number(value) === 0 };
   let thoughts = null;
   try {
     const response = await call("/v1/chat/completions", { json: body, signal });
@@ -332,6 +334,7 @@ function showFacts(turn, facts) {
   }
   if (facts.seed !== undefined && facts.seed !== null) said.push(`seed ${facts.seed}`);
   if (facts.cut) said.push("cut at the limit of tokens");
+  if (facts.unused) said.push("greedy: top p has no effect");
   add(turn, "p", "facts", said.join(" · "));
   if (!facts.stages?.length) return;
   const end = Math.max(...facts.stages.map((stage) => stage.began_s + stage.latency_s));
@@ -456,9 +459,17 @@ async function begin() {
   for (const [name, title, type] of [...FIELDS[kind], ...seed]) {
     const { value, source } = kind === "chat" ? (model.sampling?.[name] ?? {}) : {};
     const input = add(add(fields, "label", "", source ? `${title} (${source})` : title), "input");
-    Object.assign(input, { name, type, step: "any" }, source && { value });
+    Object.assign(input, { name, type, step: "any" }, source && { defaultValue: value });
   }
+  fields.oninput = showTemperature;
   if (makes.includes("audio") && kind !== "video") await showVoices(fields);
+}
+
+// A top p alone asks the server for tokens that are drawn: at temperature 1, where nobody names one.
+function showTemperature() {
+  const { value, source } = model.sampling?.temperature ?? {};
+  const topP = find("fields").querySelector("[name=top_p]");
+  if (source === "default" && topP) find("fields").querySelector("[name=temperature]").defaultValue = topP.value === "" ? value : 1;
 }
 
 async function showVoices(fields) {

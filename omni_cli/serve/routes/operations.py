@@ -29,6 +29,8 @@ _METRICS = content("Prometheus' text format.", CONTENT_TYPE_LATEST)
 def _describe_models(service: Service, created: int) -> dict[str, Model]:
     """Describe the model under each of its names, and its LoRA adapters."""
     text = [] if service.capabilities.transcribes else ["text"]
+    own = next((stage.media for stage in service.supervisor.stages[:1]), None)
+    media = [kind for kind in _MEDIA if kind in service.capabilities.fields and (own is None or kind in own)]
     model: Model = {
         "id": service.config.name,
         "object": "model",
@@ -37,7 +39,7 @@ def _describe_models(service: Service, created: int) -> dict[str, Model]:
         "root": service.config.model,
         "parent": None,
         "modalities": list(service.modalities),
-        "input_modalities": [*text, *(kind for kind in _MEDIA if kind in service.capabilities.fields)],
+        "input_modalities": [*text, *media],
     }
     if service.is_ready:
         model["sampling"] = {key: dict(item) for key, item in service.default_sampling.items()}

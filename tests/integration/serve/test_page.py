@@ -114,6 +114,25 @@ def test_boxes_have_the_sampling_and_the_hint_names_random_weights(page: ServedP
     assert "Its weights are random: what it makes has no meaning." in page.text("#hint")
 
 
+def test_a_box_that_nobody_changed_is_not_sent(page: ServedPage, omni: OmniServer) -> None:
+    page.open(omni)
+    page.until("model?.sampling")
+    page.browser.evaluate("document.getElementById('settings').open = true")
+    page.browser.evaluate("Object.assign(model.sampling.temperature, {source: 'default'})")
+    box = "document.querySelector('#fields [name={}]')"
+    assert page.browser.evaluate("JSON.stringify(settings())") == "{}"
+    page.browser.evaluate(f"{box.format('top_p')}.focus()")
+    page.browser.call("Input.insertText", text="0.5")
+    assert page.browser.evaluate(f"{box.format('temperature')}.value") == "1", "what the server does then"
+    assert page.browser.evaluate("JSON.stringify(settings())") == '{"top_p":0.5}'
+    page.browser.evaluate(f"{box.format('temperature')}.select()")
+    page.browser.call("Input.insertText", text="0")
+    assert page.browser.evaluate("JSON.stringify(settings())") == '{"temperature":0,"top_p":0.5}'
+    page.ask("hello")
+    page.until_idle()
+    assert "greedy: top p has no effect" in page.text(".facts")
+
+
 def test_an_image(page: ServedPage, image_server: OmniServer) -> None:
     page.open(image_server, dark=True)
     page.ask("a red lighthouse")

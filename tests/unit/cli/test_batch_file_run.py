@@ -27,6 +27,13 @@ class Worker:
         pass
 
 
+class Shown(Printer):
+    loaded: Any = ()
+
+    def on_loaded(self, stages: Any) -> None:
+        self.loaded = stages
+
+
 async def answer(scope: Any, _receive: Any, send: Any) -> None:
     Exchange.begin(scope, timeout_s=60, route=scope["path"])
     await asyncio.sleep(0.02)
@@ -37,10 +44,10 @@ def test_its_requests_take_time_and_its_stages_are_reported(tmp_path: Path) -> N
     progress = choose_progress([("model", "ar")], 0, sys.stderr, quiet=True, verbose=False)
     lines = [BatchLine("a", "batch.jsonl:1", "/v1/completions", b"{}")]
     worker: Any = Worker()
-    writer, printer = ArtifactWriter(tmp_path, ()), Printer(progress, verbose=False)
-    run = BatchFileRun(worker, lines, writer=writer, printer=printer, progress=progress)
-    run.app = answer
+    printer = Shown(progress, verbose=False)
+    shown: Any = {"writer": ArtifactWriter(tmp_path, ()), "printer": printer, "progress": progress}
+    run = BatchFileRun(worker=worker, requests=lines, app=answer, **shown)
     outcome = asyncio.run(run.run(timeout_s=None))
     assert [record.error for record in outcome.records] == [None]
     assert outcome.total_s >= 0.02
-    assert outcome.stages == Worker.stages
+    assert outcome.stages == printer.loaded == Worker.stages

@@ -12,10 +12,11 @@ GREEDY = {"temperature": {"value": 0.0, "source": "default"}, "max_tokens": {"va
 
 def test_the_servers_sampling_is_listed_below_the_fields() -> None:
     talk = Conversation(defaults=GREEDY)
-    assert talk.command("/set") == "  temperature = 0.0 (default)\n  max_tokens = 64 (profile)"
+    assert talk.command("/set") == "  sampling: greedy (default)\n  max_tokens = 64 (profile)"
     talk.command("/set max_tokens 8")
     talk.command("/set top_p 0.9")
-    assert talk.command("/set") == "  max_tokens = 8\n  top_p = 0.9\n  temperature = 1.0 (default)"
+    sampling = "  sampling: temperature 1 (default), top_p 0.9 (request)"
+    assert talk.command("/set") == f"  max_tokens = 8\n  top_p = 0.9\n{sampling}"
     assert Conversation().command("/set") == "nothing is set"
 
 

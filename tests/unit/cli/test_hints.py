@@ -117,6 +117,17 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("chat http://127.0.0.1:1", "`--url http://127.0.0.1:1`"),
         ("chat --url 127.0.0.1:1", "`--wait SECONDS`"),
         ("loadtest 127.0.0.1", "add its port"),
+        ("generate --top-p 0.5 hi", "`--set STAGE.sampling.top_p=VALUE`"),
+        ("generate --device cuda hi", "`--set STAGE.devices=VALUE`"),
+        ("loadtest a:1 --rps 3", "`--request-rate`"),
+        ("loadtest a:1 --num-prompts 3", "`--num-requests`"),
+        ("bench --iterations 3", "`--num-iters`"),
+        ("bench tiny-image", "`--profile tiny-image`"),
+        ("serve tiny-omni", "`--profile tiny-omni`"),
+        ("verify 127.0.0.1:1", "`--url 127.0.0.1:1`"),
+        ("doctor --fix", "`--install`"),
+        ("loadtest --base-url a:1", "leave out `--base-url`"),
+        ("verify --base-url a:1", "`--url`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

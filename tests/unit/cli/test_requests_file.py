@@ -142,6 +142,28 @@ def test_what_the_values_of_a_pipeline_mean_is_left_to_it(tmp_path: Path) -> Non
     assert (spec.request.diffusion, spec.request.seed) == (values, -1)
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("id", "did you mean `request_id`?"),
+        ("text", "did you mean `prompt`?"),
+        ("question", "did you mean `prompt`?"),
+        ("images", "did you mean `image`?"),
+        ("image_url", "did you mean `image`?"),
+        ("top_p", 'write it as "sampling": {"top_p": ...}'),
+        ("max_completion_tokens", 'write it as "sampling": {"max_tokens": ...}'),
+        ("output_tokens_count", 'write it as "sampling": {"max_tokens": ...}'),
+        ("messages", "a file of OpenAI's batch form has `custom_id`"),
+        ("custom_id", "a file of OpenAI's batch form has `custom_id`"),
+        ("model", "`--model` chooses the model of all lines"),
+        ("usage", "known keys: request_id, prompt"),
+    ],
+)
+def test_keys_of_other_tools_lead_to_ours(key: str, hint: str, tmp_path: Path) -> None:
+    (line,) = read(tmp_path / "requests.jsonl", {"prompt": "a", key: "b"})
+    assert line.error.hint.startswith(hint)
+
+
 def test_hints_of_unknown_keys(tmp_path: Path) -> None:
     near, option, far = read(tmp_path / "r.jsonl", {"promt": "a"}, {"prompt": "a", "temperature": 1}, {"xyz": 1})
     assert near.error.hint == "did you mean `prompt`?"

@@ -59,7 +59,7 @@ def test_it_goes_on_when_the_server_is_ready_or_has_no_such_route(last: int) -> 
 
 
 def test_a_server_that_does_not_become_ready() -> None:
-    with server([503], []) as url, pytest.raises(OmniError, match="HTTP 503") as caught:
+    with server([503], []) as url, pytest.raises(OmniError, match="rejects GET /ready: HTTP 503") as caught:
         client.wait_for_servers([url], None, 0.05)
     assert "`--wait`" in (caught.value.hint or "")
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.planned_variants import PlannedRunner, compare_times, measure_planned
+from support.planned_variants import PlannedRunner, Quiet, compare_times, measure_planned
 
+from omni_cli.measure.bench.harness import State
 from omni_cli.measure.bench.schedule import Halves, RunLimits
 from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters
 from omni_cli.records.record import Record
@@ -149,3 +150,28 @@ def test_half_time_is_half_of_the_blocks_or_of_the_time() -> None:
     late = Halves(30, (20, 30), 12)
     assert [done for done in range(31) if late.is_look(done)] == [30], "at 20 blocks the second half has eight"
     assert [done for done in range(31) if Halves(30, (20, 30)).is_look(done)] == [20, 30], "without halves"
+
+
+class Slow(PlannedRunner):
+    """Takes longer once it is measured."""
+
+    async def took_s(self, number: int, when: str) -> float:
+        took_s = 0.002 if when == "warming up" else 0.02
+        await asyncio.sleep(took_s)
+        return took_s
+
+
+class Watcher(Quiet):
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def block_done(self, state: State) -> None:
+        self.states.append(state)
+
+
+def test_no_more_time_is_left_than_the_budget(tmp_path: Path) -> None:
+    watcher = Watcher()
+    measure_planned(tmp_path, Slow, Machine(), RunLimits(None, 1, 1.0), watcher=watcher)
+    first = watcher.states[0]
+    assert first.planned_blocks > 2 * len(watcher.states), "more than there is time for"
+    assert max(state.left_s for state in watcher.states) < 1.0
