@@ -138,9 +138,9 @@ class Family:
     pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
     `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
     `reference` is the class that computes the family's outputs with transformers or diffusers
-    (`omni_cli.models.reference.FamilyReference`), for `omni verify`. One whose publisher's package needs other versions
-    runs it in another Python, which `reference_recipe`, a target of the Makefile, makes: it is called with a fourth
-    argument, the path of that Python.
+    (`omni_cli.models.reference.FamilyReference`), for `omni verify`. One whose publisher's `reference_package` needs
+    other versions runs it in another Python, which `reference_recipe`, a target of the Makefile, makes: it is called
+    with a fourth argument, the path of that Python.
     """
 
     name: str
@@ -159,6 +159,7 @@ class Family:
     prompt_frame: tuple[str, str] = ("", "")
     unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Reference | None = None
+    reference_package: str = ""
     reference_recipe: str | None = None
 
     @property

@@ -55,14 +55,23 @@ FAMILY = Family(
         "tiny-qwen3-tts-design": f"{_BUILDERS}:voice_design",
     },
     profile=f"{_HERE}.family:derive_stages",
-    # By the sizes that the configuration of the publisher's package has by default; weights of sound are in float32.
+    # By the configurations of the releases; the 682 MB of both speech encoder and decoder are in float32.
     published={
-        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice": CheckpointNeeds(
-            4740 * 10**6, {"talker": 1606 * 10**6, "code2wav": 187 * 10**6}
+        f"Qwen/Qwen3-TTS-12Hz-{size}-{kind}": CheckpointNeeds(
+            num_bytes + (682 * 10**6), {"talker": talker, "code2wav": 114 * 10**6}
         )
+        for size, num_bytes, talker, kinds in (
+            ("0.6B", 1812 * 10**6, 595 * 10**6, ("CustomVoice",)),
+            ("1.7B", 3833 * 10**6, 1606 * 10**6, ("CustomVoice", "VoiceDesign")),
+            ("0.6B", 1829 * 10**6, 595 * 10**6, ("Base",)),
+            ("1.7B", 3857 * 10**6, 1606 * 10**6, ("Base",)),
+        )
+        for kind in kinds
     },
     prompt_frame=PROMPT_FRAME,
+    check=f"{_HERE}.spoken:check_request",
     reference=f"{_HERE}.reference:Qwen3TTSReference",
+    reference_package="qwen_tts",
     reference_recipe="reference-qwen3-tts",
 )
 

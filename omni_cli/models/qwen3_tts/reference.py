@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen3_tts import publisher
+from omni_cli.models.qwen3_tts.spoken import CLONES, language_name, read_request
 from omni_cli.models.reference import SpokenText, get_limits
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
-from omni_cli.models.voices import pick_speaker, text_to_speak
+from omni_cli.models.voices import text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
 
 _SCORES = ("logprobs", "top_ids", "gaps", "margins", "code_ids", "code_gaps", "code_margins")
@@ -35,8 +35,7 @@ class Qwen3TTSReference:
         self._config = config
         self._stage, *others = [stage.name for stage in config.stages]
         self._codec = others[0] if others else None
-        own = read_config(folder)
-        self._kind, self._speakers = str(own["tts_model_type"]), tuple(own["talker_config"].get("spk_id") or ())
+        self._checkpoint = read_config(folder)
         self._files = tempfile.TemporaryDirectory()
         rough = "rough" if way.rough_sums else "plain"
         self._process = subprocess.Popen(
@@ -82,21 +81,17 @@ class Qwen3TTSReference:
 
     def _call(self, request: GenerateRequest) -> dict[str, Any]:
         """Return the arguments of the package's call. Raises `InputError` as the stage does."""
-        how, text = text_to_speak(request)
-        language = (request.transcription.language or "auto").lower()
+        talker = self._config.stage(self._stage)
+        spoken = read_request(self._checkpoint, request, getattr(talker, "system_prompt", None))
         limits = get_limits(self._config, self._stage)
         call: dict[str, Any] = {
-            "text": text,
-            "language": LANGUAGES.get(language.partition("-")[0], language),
+            "text": text_to_speak(request)[1],
+            "language": language_name(request.transcription.language),
             **{name: value for name, value in limits.items() if name != "min_new_tokens"},
         }
-        talker = self._config.stage(self._stage)
         if (text_first := getattr(talker, "text_first", None)) is not None:
             call["non_streaming_mode"] = text_first
-        if self._kind == "base":
-            words = request.speech.voices[0].text if request.speech.voices else None
+        if self._checkpoint["tts_model_type"] == CLONES:
+            (words,) = [voice.text for voice in request.speech.voices]
             return {**call, "ref_text": words or None, "x_vector_only_mode": not words}
-        call["instruct"] = "".join(part.text for part in how) or getattr(talker, "system_prompt", None) or ""
-        if self._kind == "custom_voice":
-            call["speaker"] = pick_speaker(self._speakers, request.speech.speaker)
-        return call
+        return {**call, "instruct": spoken.instruction, **({"speaker": spoken.speaker} if spoken.speaker else {})}
