@@ -8,10 +8,6 @@ from typing import Any
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.qwen3_omni"
-# Architecture names in vLLM.
-THINKER = "Qwen3OmniMoeThinkerForSpeech"
-TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
-CODE2WAV = "Qwen3OmniMoeCode2WavForDiffusion"
 # In config.json; the thinking variant has only the thinker.
 _SPEAKS = "enable_audio_output"
 
@@ -25,6 +21,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3ThinkerStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
             makes="text",
             transcribes=True,
             chats=True,
@@ -40,6 +37,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TalkerStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
             input="thinker",
             decoder="talker_config",
             needed_weights=tuple(
@@ -52,7 +50,8 @@ FAMILY = Family(
             name="code2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.stages:Code2WavStage",
+            stage="omni_cli.models.codec.decoder_stage:CodecStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
@@ -60,11 +59,6 @@ FAMILY = Family(
             enabled_key=_SPEAKS,
         ),
     ),
-    vllm_models={
-        THINKER: f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
-        TALKER: f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
-        CODE2WAV: f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
-    },
     builtins={"tiny-qwen3-omni": "omni_cli.checkpoints.tiny_qwen3:tiny_qwen3_omni"},
     # The language model inside the thinker.
     inner_architectures=("Qwen3MoeForCausalLM",),
@@ -81,10 +75,6 @@ FAMILY = Family(
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
-
-
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return all three stages, or the thinker if the checkpoint has no talker, with transformers' sampling."""
     from omni_cli.checkpoints.derive import decoder_settings, read_config
@@ -97,7 +87,7 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
         decoders["talker"] = config["talker_config"]["text_config"]
 
     def common(name: str) -> dict[str, Any]:
-        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+        return decoder_settings(decoders[name], machine, max_model_len={"cpu": 4096, "cuda": 32768})
 
     thinker = {**common("thinker"), "sampling": {"temperature": 0.0, "max_tokens": 1024}}
     if not speaks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, talker_part
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
 from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
-from omni_cli.models.qwen3_tts.family import TALKER
 from omni_cli.models.qwen3_tts.rows import RowMaker, tokenize_request
 from omni_cli.models.qwen3_tts.settings import Qwen3TTSTalkerKeys
 from omni_cli.models.qwen3_tts.spoken import CLONES, SAMPLE_RATE, read_request
@@ -51,9 +49,6 @@ class Qwen3TTSTalkerStage(FrameStage):
             from omni_cli.models.qwen3_tts.encoder import VoiceEncoder
 
             self._encoder = VoiceEncoder(spec.model)
-
-    def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     @property
     def effective(self) -> dict[str, object]:
