@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +87,15 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
 
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
-    decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
-
-    def common(name: str) -> dict[str, Any]:
-        return decoder_settings(decoders[name], machine, max_model_len={"cpu": 4096, "cuda": 32768})
-
+    common = partial(decoder_settings, machine=machine, max_model_len={"cpu": 4096, "cuda": 32768})
     return {
         "thinker": {
-            **common("thinker"),
+            **common(config["thinker_config"]["text_config"]),
             "system_prompt": _SYSTEM_PROMPT,
             "sampling": {"temperature": 0.0, "max_tokens": 1024},
         },
         "talker": {
-            **common("talker"),
+            **common(config["talker_config"]),
             # Qwen2.5-Omni's own values, because greedy speech gets stuck.
             "sampling": {
                 "temperature": 0.9,

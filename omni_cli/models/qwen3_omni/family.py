@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +83,15 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     speaks = bool(config.get("enable_audio_output", True))
-    decoders = {"thinker": config["thinker_config"]["text_config"]}
-    if speaks:
-        decoders["talker"] = config["talker_config"]["text_config"]
-
-    def common(name: str) -> dict[str, Any]:
-        return decoder_settings(decoders[name], machine, max_model_len={"cpu": 4096, "cuda": 32768})
-
-    thinker = {**common("thinker"), "sampling": {"temperature": 0.0, "max_tokens": 1024}}
+    common = partial(decoder_settings, machine=machine, max_model_len={"cpu": 4096, "cuda": 32768})
+    sampling = {"temperature": 0.0, "max_tokens": 1024}
+    thinker = {**common(config["thinker_config"]["text_config"]), "sampling": sampling}
     if not speaks:
         return {"thinker": thinker}
     return {
         "thinker": thinker,
         "talker": {
-            **common("talker"),
+            **common(config["talker_config"]["text_config"]),
             "sampling": {
                 "temperature": 0.9,
                 "top_k": 50,
