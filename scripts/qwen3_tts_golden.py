@@ -42,8 +42,8 @@ def main() -> None:
     found: dict[str, Any] = {"spoken": {}, "encoded": {}}
     for name, calls in CALLS.items():
         model = publisher.load(str(folder / name), "float32", "sdpa")
-        voice = {"voice": recording(24_000), "rate": np.array(24_000)} if name.endswith("base") else {}
-        made = [publisher.speak(model, {**call, "max_new_tokens": MAX_TOKENS}, voice) for call in calls]
+        more: dict[str, Any] = {"ref_audio": (recording(24_000), 24_000)} if name.endswith("base") else {}
+        made = [publisher.speak(model, {**call, **more, "max_new_tokens": MAX_TOKENS}, {}) for call in calls]
         found["spoken"][name] = [
             {
                 "frames": answer["frames"].tolist(),

@@ -13,6 +13,7 @@ from omni_cli.config.families import Family, Machine, load, plugin_place
 from omni_cli.core.errors import CheckpointError
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 _WEIGHTS = ("*.safetensors", "*.bin")
 
 
@@ -61,7 +62,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def decoder_settings(
-    decoder: Mapping[str, Any], machine: Machine, *, max_model_len: Mapping[str, int], max_num_seqs: Mapping[str, int]
+    decoder: Mapping[str, Any],
+    machine: Machine,
+    *,
+    max_model_len: Mapping[str, int],
+    max_num_seqs: Mapping[str, int] = _MAX_NUM_SEQS,
 ) -> dict[str, Any]:
     """Return settings of an AR stage, with limits by the kind of device, and no longer requests than the model allows.
 

@@ -67,22 +67,24 @@ class StageRole:
     the role whose output it takes, None for the first. `makes` is its output for the user; None if only the next stage
     gets one. `takes` names request fields that affect it, beside those that follow from `makes`. Where the call of a
     pipeline decides both, `takes` is instead a function that returns the `PipelineCall` for a checkpoint's name; it is
-    called in a process that has the libraries of the stage imported. With `transcribes`, a request is a sound, and a
-    prompt only helps to understand it; if the stage `chats` as well, so is a request that asks for a transcript, or
-    that has a sound and no prompt. `clones` is set where the stage clones voices. `settings` declares the stage's
-    own profile keys: a class derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no
-    others. A checkpoint must have at least one file of each group in `needed_files`, weights whose names begin with
-    each of `needed_weights` (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its
-    configuration describes a vision or audio encoder. A checkpoint in whose config.json the key `enabled_key` is false
-    lacks the stage. `decoder` leads to the configuration of an AR stage's language model: `KEY.KEY` of config.json,
-    `FOLDER/KEY` of a component's. Beside a request's keys and values, that model has those of `num_branches` further
-    sequences of the same length, within the same memory.
+    called in a process that has the libraries of the stage imported. `model` is the model's class where vLLM lacks it,
+    and its name the architecture's there. With `transcribes`, a request is a sound, and a prompt only helps to
+    understand it; if the stage `chats` as well, so is a request that asks for a transcript, or that has a sound and no
+    prompt. `clones` is set where the stage clones voices. `settings` declares the stage's own profile keys: a class
+    derived from `config.schema.ARStageConfig` or `DiffusionStageConfig`; None if it has no others. A checkpoint must
+    have at least one file of each group in `needed_files`, weights whose names begin with each of `needed_weights`
+    (`FOLDER/PREFIX` for those of a component), and one of `processor_files` if its configuration describes a vision or
+    audio encoder. A checkpoint in whose config.json the key `enabled_key` is false lacks the stage. `decoder` leads to
+    the configuration of an AR stage's language model: `KEY.KEY` of config.json, `FOLDER/KEY` of a component's. Beside a
+    request's keys and values, that model has those of `num_branches` further sequences of the same length, within the
+    same memory.
     """
 
     name: str
     kind: Literal["ar", "diffusion"]
     backend: Literal["vllm", "diffusers"]
     stage: Reference
+    model: Reference = ""
     input: str | None = None
     makes: Modality | None = None
     takes: tuple[str, ...] | Reference = ()
@@ -96,6 +98,11 @@ class StageRole:
     enabled_key: str | None = None
     decoder: str = ""
     num_branches: int = 0
+
+    @property
+    def architecture(self) -> str:
+        """The name of its `model` in vLLM, "" without one."""
+        return self.model.partition(":")[2]
 
     def fits(self, stage: StageShape) -> bool:
         """True if a profile's stage can have this role, under any name."""
@@ -128,19 +135,19 @@ class Family:
     `entry_file` contains the name in a checkpoint. `claims` is a function of a name, true for those that the family
     takes beside its `architectures`. A family without either takes all that no other family does. `missing_package` is
     a function of a checkpoint's folder: a package that it needs and that is not installed. `vllm_models` maps an
-    architecture's name to the model class that vLLM lacks. `builtins` maps the name of a built-in checkpoint to a
-    function of an output folder and a seed; a built checkpoint is kept until a module beside that function's, or of
-    `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a `Machine`; it returns the keys
-    of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
-    `inner_architectures` are those that vLLM looks up while it builds one of `vllm_models`. `published` maps repo ids
-    of the Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a
-    generated prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a
-    pipeline's index names and its folder lacks, because the pipeline makes them itself. `check` is a function of a
-    `GenerateRequest` and an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded.
-    `reference` is the class that computes the family's outputs with transformers or diffusers
-    (`omni_cli.models.reference.FamilyReference`), for `omni verify`. One whose publisher's package needs other versions
-    runs it in another Python, which `reference_recipe`, a target of the Makefile, makes: it is called with a fourth
-    argument, the path of that Python.
+    architecture's name to a model class that vLLM lacks and no role has. `builtins` maps the name of a built-in
+    checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside that
+    function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a `Machine`;
+    it returns the keys of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
+    `inner_architectures` are those that vLLM looks up while it builds one of `models`. `published` maps repo ids of the
+    Hugging Face hub to their needs, for `omni doctor`. `prompt_frame` is the text around the words of a generated
+    prompt, for models that need the tokens of a conversation's turns. `unsaved_parts` are those that a pipeline's index
+    names and its folder lacks, because the pipeline makes them itself. `check` is a function of a `GenerateRequest` and
+    an `EngineConfig` that raises `InputError` for what can be rejected before anything is loaded. `reference` is the
+    class that computes the family's outputs with transformers or diffusers
+    (`omni_cli.models.reference.FamilyReference`), for `omni verify`. One whose publisher's `reference_package` needs
+    other versions runs it in another Python, which `reference_recipe`, a target of the Makefile, makes: it is called
+    with a fourth argument, the path of that Python.
     """
 
     name: str
@@ -159,7 +166,13 @@ class Family:
     prompt_frame: tuple[str, str] = ("", "")
     unsaved_parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Reference | None = None
+    reference_package: str = ""
     reference_recipe: str | None = None
+
+    @property
+    def models(self) -> Mapping[str, Reference]:
+        """The model classes that vLLM lacks, by the names of their architectures."""
+        return {**{role.architecture: role.model for role in self.roles if role.model}, **self.vllm_models}
 
     @property
     def is_named(self) -> bool:

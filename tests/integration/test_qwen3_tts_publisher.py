@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 from support.request_fields import with_fields
+from transformers import MimiConfig, MimiModel
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omni_cli.checkpoints.resolve import resolve_model
+from omni_cli.config.families import published_needs
 from omni_cli.config.loader import load_profile
 from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, SpeechTokenizerConfig
 from omni_cli.models.qwen3_tts.encoder import VoiceEncoder, load_part
 from omni_cli.models.qwen3_tts.reference import Qwen3TTSReference
+from omni_cli.models.qwen3_tts.tiny import _make_talker
 from omni_cli.models.scores import Way
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part
@@ -108,3 +112,28 @@ def test_the_publishers_package_runs_in_its_own_python(base):
     reference = Qwen3TTSReference(base, config, Way("float32"), str(python))
     for request, stored in zip(REQUESTS["tiny-qwen3-tts-base"], STORED["spoken"]["tiny-qwen3-tts-base"], strict=True):
         assert list(map(list, reference.speak(request).codes)) == stored["frames"]
+
+
+def count_parameters(module: torch.nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+@pytest.mark.parametrize(("size", "width", "inner"), [("0.6B", 1024, 3072), ("1.7B", 2048, 6144)])
+def test_published_sizes_are_those_of_the_releases_configurations(size, width, inner):
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    predictor = {**heads, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5}
+    talker = {**heads, "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 28}
+    text = {"text_hidden_size": 2048, "text_vocab_size": 151_936}
+    codes = {"vocab_size": 2048, "num_code_groups": 16}
+    decoder = {"hidden_size": 512, "intermediate_size": 1024, "latent_dim": 1024, "codebook_dim": 512, "head_dim": 64}
+    mimi = {"num_quantizers": 32, "codebook_size": 2048}
+    with torch.device("meta"):
+        whole = _make_talker({**talker, **text, "vocab_size": 3072, "code_predictor_config": {**predictor, **codes}})
+        code2wav = SpeechDecoder(Qwen3OmniMoeCode2WavConfig(**decoder, codebook_size=2048, decoder_dim=1536))
+        heard = MimiModel(MimiConfig(**mimi))
+        heard.decoder = heard.decoder_transformer = heard.upsample = None
+    needs = published_needs(f"Qwen/Qwen3-TTS-12Hz-{size}-CustomVoice")
+    run = count_parameters(whole) - whole.model.text_embedding.weight.numel()
+    assert needs.parameters == pytest.approx({"talker": run, "code2wav": count_parameters(code2wav)}, rel=0.005)
+    num_bytes = 2 * count_parameters(whole) + 4 * count_parameters(code2wav) + 4 * count_parameters(heard)
+    assert needs.download_bytes == pytest.approx(num_bytes, rel=0.001)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -156,8 +157,11 @@ class InputEmbedsStage(TextStage):
         self._is_stalled = False
 
     def engine_args(self) -> dict[str, object]:
+        arguments, role = super().engine_args(), self.role
+        if role.decoder == "talker_config":
+            arguments["hf_overrides"] = functools.partial(talker_part, role.architecture)
         return {
-            **super().engine_args(),
+            **arguments,
             "skip_tokenizer_init": True,
             # The sampling settings of the checkpoint's generation_config.json are the thinker's.
             "generation_config": "vllm",

@@ -24,7 +24,7 @@ def register_models() -> None:
     from vllm import ModelRegistry
 
     for family in families().values():
-        for architecture, reference in family.vllm_models.items():
+        for architecture, reference in family.models.items():
             if architecture not in ModelRegistry.models:
                 ModelRegistry.register_model(architecture, reference)
 
@@ -38,7 +38,7 @@ def prepare_models(spec: StageSpec) -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    missing = [name for name in spec.family.vllm_models if name not in ModelRegistry.models]
+    missing = [name for name in spec.family.models if name not in ModelRegistry.models]
     if missing and "VLLM_PLUGINS" in os.environ:
         allowed = os.environ["VLLM_PLUGINS"]
         raise StageError(
@@ -53,15 +53,15 @@ def prepare_models(spec: StageSpec) -> None:
             hint="install omni-cli again; `-v` shows what vLLM says",
         )
     # A sole one that no model of ours builds is what vLLM makes of the checkpoint's own name.
-    inner = () if spec.family.vllm_models else spec.family.inner_architectures
-    for architecture in (spec.architecture, *spec.family.vllm_models, *inner):
+    inner = () if spec.family.models else spec.family.inner_architectures
+    for architecture in (spec.architecture, *spec.family.models, *inner):
         resolve_in_process(architecture)
 
 
 def resolve_inner(architectures: Iterable[str]) -> None:
     """Resolve the architectures that vLLM looks up while it builds these, in this process, which may be a rank."""
     for family in families().values():
-        if not {*family.architectures, *family.vllm_models}.isdisjoint(architectures):
+        if not {*family.architectures, *family.models}.isdisjoint(architectures):
             for inner in family.inner_architectures:
                 resolve_in_process(inner)
 

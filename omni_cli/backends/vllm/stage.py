@@ -26,6 +26,7 @@ from omni_cli.backends.vllm.weights import naming_missing_weights
 from omni_cli.backends.vllm.workers import forget_shared_memory, prepare_ranks
 from omni_cli.checkpoints.shards import folder_for_vllm
 from omni_cli.config.bounds import MAX_NUMPY_SEED
+from omni_cli.config.families import StageRole
 from omni_cli.config.stage_keys import has_effect
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, TokenLogprobs
@@ -119,12 +120,20 @@ class VllmStage:
             # vLLM 0.32 would normalize videos with the mean and deviation of images on the device.
             "mm_device_do_normalize": False,
             "worker_cls": self.worker_cls(stage.kind),
+            **({"hf_overrides": {"architectures": [self.role.architecture]}} if self.role.architecture else {}),
             **self.adapters.engine_args(),
             **device_settings.execution_args(getattr(stage, "cudagraph_mode", "none")),
             **(_DIFFUSION_ARGS if stage.kind == "diffusion" else {}),
             # vLLM would compile kernels for every way of sampling, for a minute or two; `warm_up` needs the profile's.
             **({} if current_platform.is_cpu() else {"kernel_config": {"enable_jit_warmup": False}}),
         }
+
+    @property
+    def role(self) -> StageRole:
+        """The stage's place in its family's chain."""
+        role = self.spec.family.role(self.spec.stage.name)
+        assert role is not None
+        return role
 
     @staticmethod
     def worker_cls(runner: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from omni_cli.checkpoints.files import read_family
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
@@ -26,7 +28,7 @@ from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import say_loading
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.verify.options import VerifyOptions
-from omni_cli.config.families import Cloning
+from omni_cli.config.families import Cloning, Family, get_family_of_stages
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import ExitCode, OmniError, UsageError
@@ -66,9 +68,9 @@ _OF_TRANSCRIPTION = frozenset({"request_id", *(name for name, row in FIELDS.item
 def verify_profile(options: VerifyOptions) -> int:
     """Verify a profile and return the exit code. Raises `OmniError` if nothing was checked."""
     began_s = time.monotonic()
-    _reference_python(options)
     source = profile_source(options, options.lora)
     config = source.load()
+    python = _reference_python(options, get_family_of_stages(config.model, config.stages))
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     requests = _read_requests(options, config, capabilities)
     greedy = greedy_overrides(config, shorten=options.requests is None)
@@ -95,7 +97,7 @@ def verify_profile(options: VerifyOptions) -> int:
             say=say,
             low_memory=options.low_memory,
             verbose=options.verbose,
-            reference_python=_reference_python(options),
+            reference_python=python,
         )
         return Checks(engine, plan, folder, say)
 
@@ -195,15 +197,27 @@ def _reference(options: VerifyOptions) -> Reference | None:
         low_memory=options.low_memory,
         verbose=options.verbose,
         row_stage=TEXT,
-        python=_reference_python(options),
+        python=_reference_python(options, read_family(folder)),
     )
 
 
-def _reference_python(options: VerifyOptions) -> str | None:
+def _reference_python(options: VerifyOptions, family: Family | None) -> str | None:
+    """Return the Python of the family's reference. Raises `UsageError` for one that cannot run it."""
     path = options.reference_python
-    if path is not None and not (path.is_file() and os.access(path, os.X_OK)):
+    if path is None or family is None:
+        return None
+    if not (path.is_file() and os.access(path, os.X_OK)):
         raise UsageError(f"`--reference-python {path}` is no program", hint="name the `bin/python` of an environment")
-    return None if path is None else str(path.absolute())
+    package, recipe = family.reference_package, family.reference_recipe
+    if recipe is None:
+        raise UsageError(
+            f"the reference of `{family.name}` runs in omni's own Python", hint="leave out `--reference-python`"
+        )
+    find = f"import importlib.util as util, sys; sys.exit(util.find_spec({package!r}) is None)"
+    if subprocess.run([path, "-c", find], capture_output=True, check=False).returncode:
+        made = f"`make {recipe}` makes an environment that has: `.{recipe}/bin/python`"
+        raise UsageError(f"`--reference-python {path}` has no package `{package}`", hint=made)
+    return str(path.absolute())
 
 
 def _run_checks(

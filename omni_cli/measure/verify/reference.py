@@ -16,7 +16,7 @@ from omni_cli.checkpoints.files import count_parameters, read_family
 from omni_cli.config.families import Family
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.child_python import python_command
-from omni_cli.core.errors import OmniError, UsageError
+from omni_cli.core.errors import OmniError
 from omni_cli.core.machine import read_memory
 from omni_cli.engine.devices import has_cuda_device
 from omni_cli.measure.bench.profile_source import ProfileSource
@@ -29,7 +29,6 @@ Results = list[list[Expected | str]]
 
 _WIDER = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
 _ITEMSIZES = {**ITEMSIZES, "float64": 8}
-_DROP = "leave out `--reference-python`"
 # A process with torch, activations, and a KV cache of a few hundred tokens.
 _BESIDE_BYTES = 1 << 30
 
@@ -90,8 +89,6 @@ class Reference:
         if self.family.reference is None:
             return ReferenceAnswer(why=f"the model family `{self.family.name}` has no reference")
         recipe = self.family.reference_recipe
-        if self.python is not None and recipe is None:
-            raise UsageError(f"the reference of `{self.family.name}` runs in omni's own Python", hint=_DROP)
         if self.python is None and recipe is not None:
             why = "the publisher's package needs a Python of its own"
             return ReferenceAnswer(why=f"{why}: `make {recipe}`, then `--reference-python .{recipe}/bin/python`")

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+)
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.cuda_graphs import RowGraphs
@@ -187,6 +190,19 @@ class CodePredictor(nn.Module):
         chosen = (reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True)
         chosen = torch.minimum(chosen, (kept > 0).sum(dim=-1, keepdim=True) - 1)
         return ids.gather(-1, chosen.masked_fill(is_greedy, 0)).squeeze(-1)
+
+
+def make_code_predictor(config: Any, width: int) -> nn.Module:
+    """Create the code predictor of Qwen3-Omni and Qwen3-TTS, with a projection if the talker's `width` is another."""
+    predictor: Any = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
+        config, dtype=torch.get_default_dtype()
+    )
+    if config.hidden_size != width:
+        tables = [nn.Embedding(config.vocab_size, width) for _ in range(config.num_code_groups - 1)]
+        predictor.model.codec_embedding = nn.ModuleList(tables)
+        predictor.small_to_mtp_projection = nn.Linear(width, config.hidden_size)
+    made: nn.Module = predictor
+    return made
 
 
 def _allow_other_batches(*tensors: torch.Tensor) -> None:

@@ -164,9 +164,7 @@ class CodeStream:
 
 
 class CodecStage(VllmStage):
-    """A waveform from frames of codes. `architecture` is that of a `CodecForDiffusion`."""
-
-    architecture: ClassVar[str]
+    """A waveform from frames of codes; the model is a `CodecForDiffusion`."""
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, CodecConfig)
@@ -178,19 +176,17 @@ class CodecStage(VllmStage):
                 stage=spec.stage.name,
                 hint="remove the key from the profile",
             )
-        execution = spec.stage.execution
-        if execution == "compile" or (execution == "cudagraph" and not torch.cuda.is_available()):
-            what = "a codec decoder has no" if execution == "compile" else "this machine has no CUDA device for"
-            raise StageError(
-                f"{what} `execution: {execution}`",
-                stage=spec.stage.name,
-                hint=f"--set {spec.stage.name}.execution=eager",
-            )
+        if spec.stage.execution == "compile":
+            raise self._refuse("a codec decoder has no")
+        if spec.stage.execution == "cudagraph" and not torch.cuda.is_available():
+            raise self._refuse("this machine has no CUDA device for")
         super().__init__(spec, emit)
         (self.model,) = self.engine.collective_rpc("get_model")
+        if spec.stage.execution == "cudagraph" and self.model.looks_ahead:
+            raise self._refuse("this codec has no")
         self._streams: dict[str, CodeStream] = {}
         self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
-        if execution == "cudagraph":
+        if spec.stage.execution == "cudagraph":
             first, later = (
                 tuple(dict.fromkeys((min(size, self._whole_piece), self._whole_piece)))
                 for size in (self.stage.stream_first_chunk_frames, self.stage.stream_chunk_frames)
@@ -198,13 +194,16 @@ class CodecStage(VllmStage):
             num_requests = self.engine.vllm_config.scheduler_config.max_num_seqs
             self.model.use_graphs(spec.stage.name, num_requests, first=first, later=later)
 
+    def _refuse(self, what: str) -> StageError:
+        name, execution = self.stage.name, self.stage.execution
+        return StageError(f"{what} `execution: {execution}`", stage=name, hint=f"--set {name}.execution=eager")
+
     def engine_args(self) -> dict[str, object]:
         arguments = super().engine_args()
         max_model_len = arguments.get("max_model_len", FRAMES_PER_STEP)
         assert isinstance(max_model_len, int)
         return {
             **arguments,
-            "hf_overrides": {"architectures": [self.architecture]},
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max(max_model_len, FRAMES_PER_STEP),
         }

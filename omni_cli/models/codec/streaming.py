@@ -217,13 +217,14 @@ class StreamingCodecDecoder:
     def decode(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
         """Return samples (num_samples,) of each piece, in the module's dtype and on its device, and update the states.
 
-        Pieces of equal length share a call, first pieces separately. A request may occur once.
+        Where `is_alone` is not, pieces of equal length share a call, first pieces separately. A request may occur once.
         """
-        groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, bool, int], list[int]] = defaultdict(list)
         for index, piece in enumerate(pieces):
-            groups[self._length(piece), piece.is_first].append(index)
+            own = index if self._graphs is None and is_alone(piece.codes) else -1
+            groups[self._length(piece), piece.is_first, own].append(index)
         waveforms: dict[int, torch.Tensor] = {}
-        for (num_frames, _), indices in groups.items():
+        for (num_frames, _, _), indices in groups.items():
             num_together = min(max(1, self.max_frames_per_call // num_frames), *self._sizes[:1], len(pieces))
             for begin in range(0, len(indices), num_together):
                 together = indices[begin : begin + num_together]
@@ -272,6 +273,14 @@ class StreamingCodecDecoder:
             state.num_positions += num_frames * self.call.positions_per_frame
         advanced: torch.Tensor = samples
         return advanced
+
+
+def is_alone(codes: torch.Tensor) -> bool:
+    """True on a CPU, where a library sums in another order for two rows than for one: no request may see the others.
+
+    A call of several would save little there.
+    """
+    return bool(codes.device.type == "cpu")
 
 
 def _join_rows(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -323,9 +332,11 @@ class LookaheadDecoder:
         """Return the samples (num_samples,) of each piece that are known with it; a piece may have none."""
         windows = [self._window(piece) for piece in pieces]
         waveforms = [codes.new_zeros(0, dtype=torch.float32) for codes, _ in windows]
-        lengths = {codes.shape[-1] for codes, wanted in windows if wanted.start < wanted.stop}
-        for length in lengths:
-            together = [index for index, (codes, _) in enumerate(windows) if codes.shape[-1] == length]
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, (codes, wanted) in enumerate(windows):
+            if wanted:
+                groups[codes.shape[-1], index if is_alone(codes) else -1].append(index)
+        for together in groups.values():
             self.counters.eager_calls += 1
             samples = self._call(torch.stack([windows[index][0] for index in together]))
             for index, row in zip(together, samples, strict=True):

@@ -7,9 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-)
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -18,7 +15,7 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.models.codec.code_predictor import CodeNetwork
+from omni_cli.models.codec.code_predictor import CodeNetwork, make_code_predictor
 from omni_cli.models.codec.frame_model import FrameModel
 
 # Ids that transformers suppresses at the end of the talker's vocabulary, except the end token.
@@ -66,9 +63,7 @@ class TalkerModel(FrameModel, SupportsPP):
             num_rows = vllm_config.scheduler_config.max_num_batched_tokens
             self.make_input_buffers(num_rows, text.hidden_size, text.hidden_size)
         if ends.is_first_rank or ends.is_last_rank:
-            self.code_predictor = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
-                config.code_predictor_config, dtype=torch.get_default_dtype()
-            )
+            self.code_predictor = make_code_predictor(config.code_predictor_config, text.hidden_size)
         if ends.is_last_rank:
             self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "codec_head"))
 

@@ -45,9 +45,6 @@ def make_inputs(processor: Any, request: GenerateRequest) -> Any:
 
 
 _HERE = "omni_cli.models.csm"
-# Architecture names in vLLM.
-BACKBONE = "CsmBackboneForCodes"
-CODEC = "CsmCodecForDiffusion"
 
 FAMILY = Family(
     name="csm",
@@ -59,6 +56,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:BackboneStage",
+            model=f"{_HERE}.stages:CsmBackbone",
             takes=("sampling", "max_tokens", "temperature", "raw"),
             needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
             needed_weights=("backbone_model.", "depth_decoder.", "embed_text_tokens.", "lm_head."),
@@ -67,14 +65,14 @@ FAMILY = Family(
             name="codec",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.stages:MimiStage",
+            stage="omni_cli.models.codec.decoder_stage:CodecStage",
+            model=f"{_HERE}.stages:CsmCodec",
             input="backbone",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
             needed_weights=("codec_model.",),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.stages:CsmBackbone", CODEC: f"{_HERE}.stages:CsmCodec"},
     builtins={"tiny-csm": "omni_cli.checkpoints.tiny_speech:tiny_csm"},
     profile=f"{_HERE}.family:derive_stages",
     published={"sesame/csm-1b": CheckpointNeeds(7 * 10**9, {"backbone": 1553 * 10**6, "codec": 79 * 10**6})},
@@ -82,15 +80,11 @@ FAMILY = Family(
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 2048, "cuda": 2048}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
-
-
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return backbone and codec with the released model's sampling."""
     from omni_cli.checkpoints.derive import decoder_settings, read_config
 
-    backbone = decoder_settings(read_config(folder), machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    backbone = decoder_settings(read_config(folder), machine, max_model_len={"cpu": 2048, "cuda": 2048})
     sampling = {"temperature": 0.9, "top_k": 50, "max_tokens": min(1024, backbone["max_model_len"] // 2)}
     codec = {"max_num_seqs": backbone["max_num_seqs"], "execution": "eager", "output_copy": "async"}
     return {"backbone": {**backbone, "sampling": sampling}, "codec": codec}

@@ -24,10 +24,10 @@ from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import CheckpointError
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
-from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.csm.family import BACKBONE, CODEC, SPEAKERS, make_inputs, pick_speaker
+from omni_cli.models.csm.family import SPEAKERS, make_inputs, pick_speaker
 from omni_cli.models.voices import note_on_voice
 from omni_cli.stage.messages import Report
 from omni_cli.stage.protocol import StageSpec
@@ -134,9 +134,6 @@ class BackboneStage(FrameStage):
         self._processor: Any = AutoProcessor.from_pretrained(spec.model)
         self._embed = EmbeddingTable(spec.model, "embed_text_tokens.weight", self.dtype)
 
-    def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": {"architectures": [BACKBONE]}}
-
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         speaker = active.request.speech.speaker
         active.context["notes"] = note_on_voice(speaker, pick_speaker(speaker))
@@ -160,9 +157,3 @@ class BackboneStage(FrameStage):
 
     def num_reported(self, active: ActiveRequest) -> int:
         return len(active.token_ids)
-
-
-class MimiStage(CodecStage):
-    """Decodes frames of codes to a waveform."""
-
-    architecture = CODEC

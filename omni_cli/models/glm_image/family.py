@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from omni_cli.requests.outputs import GenerateRequest
 
 _HERE = "omni_cli.models.glm_image"
-_PRIOR = "GlmImageForConditionalGeneration"
 # vLLM does not report missing weights of linear layers, such as the head.
 _PRIOR_WEIGHTS = ("model.language_model.", "model.visual.", "model.vqmodel.", "lm_head.")
 
@@ -30,6 +29,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.prior_stage:PriorStage",
+            model=f"{_HERE}.prior_stage:GlmImageForConditionalGeneration",
             settings=f"{_HERE}.settings:PriorConfig",
             takes=("image", "sampling", "temperature"),
             decoder="vision_language_encoder/text_config",
@@ -59,7 +59,6 @@ FAMILY = Family(
             needed_weights=("transformer/transformer_blocks.", "text_encoder/encoder.", "vae/decoder."),
         ),
     ),
-    vllm_models={_PRIOR: f"{_HERE}.prior_stage:{_PRIOR}"},
     inner_architectures=("Glm4ForCausalLM",),
     builtins={"tiny-glm-image": "omni_cli.checkpoints.tiny_pipelines:tiny_glm_image"},
     profile=f"{_HERE}.family:derive_stages",

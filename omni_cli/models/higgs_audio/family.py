@@ -8,9 +8,6 @@ from typing import Any
 from omni_cli.config.families import Cloning, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.higgs_audio"
-# Architecture names in vLLM.
-BACKBONE = "HiggsAudioV2ForFrames"
-CODEC = "HiggsAudioV2CodecForDiffusion"
 # Tags of turns in a text: `[SPEAKER1] Hello.`
 SPEAKERS = ("0", "1", "2", "3")
 CLONING = Cloning(max_voices=len(SPEAKERS), text="optional", max_s=60)
@@ -25,6 +22,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:HiggsBackboneStage",
+            model=f"{_HERE}.stages:HiggsBackbone",
             takes=("instructions", "sampling", "max_tokens", "temperature", "raw"),
             clones=CLONING,
             needed_files=(("tokenizer.json",), ("processor_config.json",)),
@@ -40,7 +38,8 @@ FAMILY = Family(
             name="codec",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.stages:HiggsCodecStage",
+            stage="omni_cli.models.codec.decoder_stage:CodecStage",
+            model=f"{_HERE}.stages:HiggsCodec",
             input="backbone",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
@@ -48,7 +47,6 @@ FAMILY = Family(
             needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
         ),
     ),
-    vllm_models={BACKBONE: f"{_HERE}.stages:HiggsBackbone", CODEC: f"{_HERE}.stages:HiggsCodec"},
     builtins={"tiny-higgs-audio": "omni_cli.checkpoints.tiny_speech:tiny_higgs_audio"},
     profile=f"{_HERE}.family:derive_stages",
     prompt_frame=(
@@ -59,15 +57,11 @@ FAMILY = Family(
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 2048, "cuda": 4096}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
-
-
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return backbone and codec with the sampling of the model's own examples."""
     from omni_cli.checkpoints.derive import decoder_settings, read_config
 
-    backbone = decoder_settings(read_config(folder), machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    backbone = decoder_settings(read_config(folder), machine, max_model_len={"cpu": 2048, "cuda": 4096})
     sampling = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_tokens": min(1024, backbone["max_model_len"] // 2)}
     codec = {"max_num_seqs": backbone["max_num_seqs"], "execution": "eager", "output_copy": "async"}
     return {"backbone": {**backbone, "sampling": sampling}, "codec": codec}

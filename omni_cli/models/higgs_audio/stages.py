@@ -25,12 +25,11 @@ from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbed
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import LookaheadDecoder
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, read_repeat_limit
-from omni_cli.models.higgs_audio.family import BACKBONE, CODEC, SPEAKERS
+from omni_cli.models.higgs_audio.family import SPEAKERS
 from omni_cli.models.higgs_audio.prompts import (
     load_processor,
     load_tokenizer,
@@ -221,7 +220,7 @@ class HiggsBackboneStage(FrameStage):
     def engine_args(self) -> dict[str, object]:
         codes = read_config(Path(self.spec.model))["codebook_size"]
         # What vLLM samples are codes, whose end it does not know.
-        overrides = {"architectures": [BACKBONE], "vocab_size": codes, "eos_token_id": None}
+        overrides = {"architectures": [self.role.architecture], "vocab_size": codes, "eos_token_id": None}
         return {**super().engine_args(), "hf_overrides": overrides}
 
     def warm_up_request(self) -> GenerateRequest:
@@ -271,19 +270,3 @@ class HiggsBackboneStage(FrameStage):
         delayed = self.frames(active, begin + 1, end + self.num_codebooks)
         codes = [delayed[index : index + end - begin, index] for index in range(self.num_codebooks)]
         return torch.stack(codes, dim=1).clamp(max=self.config.audio_stream_bos_id - 1)
-
-
-class HiggsCodecStage(CodecStage):
-    """Decodes frames of codes to a waveform."""
-
-    architecture = CODEC
-
-    def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
-        assert isinstance(spec.stage, CodecConfig)
-        if spec.stage.execution == "cudagraph":
-            raise StageError(
-                "this codec has no `execution: cudagraph`",
-                stage=spec.stage.name,
-                hint=f"--set {spec.stage.name}.execution=eager",
-            )
-        super().__init__(spec, emit)

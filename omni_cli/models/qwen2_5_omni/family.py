@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.qwen2_5_omni"
-# Architecture names in vLLM.
-TALKER = "Qwen2_5OmniTalkerForConditionalGeneration"
-TOKEN2WAV = "Qwen2_5OmniToken2WavForDiffusion"
 
 FAMILY = Family(
     name="qwen2_5_omni",
@@ -36,6 +34,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:TalkerStage",
+            model=f"{_HERE}.stages:Qwen2_5OmniTalkerForConditionalGeneration",
             input="thinker",
             # Speech is made from the thinker's hidden states, which depend on the system prompt.
             takes=("instructions",),
@@ -49,16 +48,13 @@ FAMILY = Family(
             kind="diffusion",
             backend="vllm",
             stage=f"{_HERE}.token2wav.stage:Token2WavStage",
+            model=f"{_HERE}.token2wav.model:Qwen2_5OmniToken2WavForDiffusion",
             input="talker",
             makes="audio",
             settings=f"{_HERE}.settings:Token2WavConfig",
             needed_weights=("token2wav.code2wav_dit_model.", "token2wav.code2wav_bigvgan_model."),
         ),
     ),
-    vllm_models={
-        TALKER: f"{_HERE}.stages:Qwen2_5OmniTalkerForConditionalGeneration",
-        TOKEN2WAV: f"{_HERE}.token2wav.model:Qwen2_5OmniToken2WavForDiffusion",
-    },
     builtins={
         "tiny-omni": "omni_cli.checkpoints.tiny_qwen:tiny_omni",
         "small-omni": "omni_cli.checkpoints.tiny_qwen:small_omni",
@@ -83,8 +79,6 @@ _SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
-_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 
 
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
@@ -93,19 +87,15 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
 
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
-    decoders = {"thinker": config["thinker_config"]["text_config"], "talker": config["talker_config"]}
-
-    def common(name: str) -> dict[str, Any]:
-        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
-
+    common = partial(decoder_settings, machine=machine, max_model_len={"cpu": 4096, "cuda": 32768})
     return {
         "thinker": {
-            **common("thinker"),
+            **common(config["thinker_config"]["text_config"]),
             "system_prompt": _SYSTEM_PROMPT,
             "sampling": {"temperature": 0.0, "max_tokens": 1024},
         },
         "talker": {
-            **common("talker"),
+            **common(config["talker_config"]),
             # Qwen2.5-Omni's own values, because greedy speech gets stuck.
             "sampling": {
                 "temperature": 0.9,

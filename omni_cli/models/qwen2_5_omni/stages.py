@@ -8,7 +8,6 @@ codec token"), so vLLM sees ordinary token ids and batches, splits and preempts 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
 
-from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsModel, InputEmbedsStage, talker_part
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsModel, InputEmbedsStage
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.qwen2_5_omni.connectors import (
@@ -36,7 +35,6 @@ from omni_cli.models.qwen2_5_omni.connectors import (
     pick_speaker,
     thinker_to_talker,
 )
-from omni_cli.models.qwen2_5_omni.family import TALKER
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.voices import note_on_voice
@@ -150,9 +148,6 @@ class TalkerStage(InputEmbedsStage):
         self.speakers = load_speakers(spec.model)
         self.voices = tuple(self.speakers)
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
-
-    def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
 
     def warm_up_request(self) -> GenerateRequest | None:
         stage_output = ThinkerOutput([0] * 7, [0] * 2, self._embed([0] * 8), {})

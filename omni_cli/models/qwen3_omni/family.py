@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.qwen3_omni"
-# Architecture names in vLLM.
-THINKER = "Qwen3OmniMoeThinkerForSpeech"
-TALKER = "Qwen3OmniMoeTalkerForConditionalGeneration"
-CODE2WAV = "Qwen3OmniMoeCode2WavForDiffusion"
 # In config.json; the thinking variant has only the thinker.
 _SPEAKS = "enable_audio_output"
 
@@ -25,6 +22,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3ThinkerStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
             makes="text",
             transcribes=True,
             chats=True,
@@ -40,6 +38,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TalkerStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
             input="thinker",
             decoder="talker_config",
             needed_weights=tuple(
@@ -52,7 +51,8 @@ FAMILY = Family(
             name="code2wav",
             kind="diffusion",
             backend="vllm",
-            stage=f"{_HERE}.stages:Code2WavStage",
+            stage="omni_cli.models.codec.decoder_stage:CodecStage",
+            model=f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
@@ -60,11 +60,6 @@ FAMILY = Family(
             enabled_key=_SPEAKS,
         ),
     ),
-    vllm_models={
-        THINKER: f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
-        TALKER: f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
-        CODE2WAV: f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
-    },
     builtins={"tiny-qwen3-omni": "omni_cli.checkpoints.tiny_qwen3:tiny_qwen3_omni"},
     # The language model inside the thinker.
     inner_architectures=("Qwen3MoeForCausalLM",),
@@ -81,10 +76,6 @@ FAMILY = Family(
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
-
-
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return all three stages, or the thinker if the checkpoint has no talker, with transformers' sampling."""
     from omni_cli.checkpoints.derive import decoder_settings, read_config
@@ -92,20 +83,15 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     speaks = bool(config.get("enable_audio_output", True))
-    decoders = {"thinker": config["thinker_config"]["text_config"]}
-    if speaks:
-        decoders["talker"] = config["talker_config"]["text_config"]
-
-    def common(name: str) -> dict[str, Any]:
-        return decoder_settings(decoders[name], machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
-
-    thinker = {**common("thinker"), "sampling": {"temperature": 0.0, "max_tokens": 1024}}
+    common = partial(decoder_settings, machine=machine, max_model_len={"cpu": 4096, "cuda": 32768})
+    sampling = {"temperature": 0.0, "max_tokens": 1024}
+    thinker = {**common(config["thinker_config"]["text_config"]), "sampling": sampling}
     if not speaks:
         return {"thinker": thinker}
     return {
         "thinker": thinker,
         "talker": {
-            **common("talker"),
+            **common(config["talker_config"]["text_config"]),
             "sampling": {
                 "temperature": 0.9,
                 "top_k": 50,

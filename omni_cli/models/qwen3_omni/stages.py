@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoConfig
 from vllm.outputs import RequestOutput
 
-from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, talker_part
+from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import InputError
-from omni_cli.models.codec.decoder_stage import CodecStage
 from omni_cli.models.codec.frame_stage import FrameStage
 from omni_cli.models.qwen3_omni.connectors import (
     TokenOutput,
@@ -21,7 +19,6 @@ from omni_cli.models.qwen3_omni.connectors import (
     more_embeds,
     thinker_to_talker,
 )
-from omni_cli.models.qwen3_omni.family import CODE2WAV, TALKER, THINKER
 from omni_cli.models.qwen3_omni.model import pad_together
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.transcription.stage import TranscriptionStage
@@ -41,9 +38,6 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         super().__init__(spec, emit)
         config = self.engine.vllm_config.model_config.hf_config
         self._thinker, self._media_ids = config.thinker_config, media_token_ids(config)
-
-    def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": {"architectures": [THINKER]}}
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         OmniThinkerStage.on_prepared(self, active, engine_input)  # sounds of a request are encoded together
@@ -101,9 +95,6 @@ class Qwen3TalkerStage(FrameStage):
         self.voices = tuple(self._speakers)
         self._embed = EmbeddingTable(spec.model, "thinker.model.embed_tokens.weight", self.dtype)
 
-    def engine_args(self) -> dict[str, object]:
-        return {**super().engine_args(), "hf_overrides": partial(talker_part, TALKER)}
-
     def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
         stage_output = TokenOutput(head, [0] * 4, None, {})
@@ -129,9 +120,3 @@ class Qwen3TalkerStage(FrameStage):
     def num_spoken(self, active: ActiveRequest) -> int:
         # As in the reference, the last token is not spoken: it ends the speech, or is where it was cut.
         return max(0, len(active.token_ids) - 1)
-
-
-class Code2WavStage(CodecStage):
-    """Decodes frames of codes to a waveform."""
-
-    architecture = CODE2WAV

@@ -16,6 +16,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCode2WavTransformerModel,
 )
 
+from omni_cli.models.qwen3_tts.config import ConfigOfParts
+
 # Parts of a quantizer's names: in a checkpoint, and in transformers' Mimi.
 _QUANTIZER_NAMES = (
     ("rvq_first.", "semantic_residual_vector_quantizer."),
@@ -26,14 +28,11 @@ _QUANTIZER_NAMES = (
 )
 
 
-class SpeechTokenizerConfig(PreTrainedConfig):
+class SpeechTokenizerConfig(ConfigOfParts):
     """The config.json of a checkpoint's `speech_tokenizer` folder."""
 
     model_type = "qwen3_tts_tokenizer_12hz"
-    sub_configs: ClassVar[dict[str, type[PreTrainedConfig]]] = {
-        "decoder_config": Qwen3OmniMoeCode2WavConfig,
-        "encoder_config": MimiConfig,
-    }
+    sub_configs: ClassVar[dict[str, Any]] = {"decoder_config": Qwen3OmniMoeCode2WavConfig, "encoder_config": MimiConfig}
 
     decoder_config: dict[str, Any] | PreTrainedConfig | None = None
     encoder_config: dict[str, Any] | PreTrainedConfig | None = None
@@ -41,24 +40,13 @@ class SpeechTokenizerConfig(PreTrainedConfig):
     input_sample_rate: int = 24_000
     output_sample_rate: int = 24_000
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        for name, kind in self.sub_configs.items():
-            own = getattr(self, name) or {}
-            if not isinstance(own, PreTrainedConfig):
-                setattr(self, name, kind(**own))
-        super().__post_init__(**kwargs)
-
-    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Any:
-        """Return the decoder's, by which vLLM plans."""
-        return self.decoder_config
-
 
 AutoConfig.register(SpeechTokenizerConfig.model_type, SpeechTokenizerConfig, exist_ok=True)
 
 
 def rename(name: str, *, to_checkpoint: bool = False) -> str:
     """Return the name here of a weight of a checkpoint's decoder, or the other way round."""
-    for theirs, ours in _QUANTIZER_NAMES if name.startswith("quantizer.") else ():
+    for theirs, ours in _QUANTIZER_NAMES if name.startswith(("quantizer.", "decoder.quantizer.")) else ():
         name = name.replace(ours, theirs) if to_checkpoint else name.replace(theirs, ours)
     return name
 

@@ -9,9 +9,6 @@ from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, 
 
 _HERE = "omni_cli.models.qwen3_tts"
 _BUILDERS = f"{_HERE}.tiny"
-# Architecture names in vLLM.
-TALKER = "Qwen3TTSTalkerForConditionalGeneration"
-CODE2WAV = "Qwen3TTSCode2WavForDiffusion"
 SPEECH_TOKENIZER = "speech_tokenizer"
 PROMPT_FRAME = ("<|im_start|>assistant\n", "<|im_end|>\n<|im_start|>assistant\n")
 
@@ -25,6 +22,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TTSTalkerStage",
+            model=f"{_HERE}.model:Qwen3TTSTalker",
             takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
             clones=Cloning(text="optional", by_all=False),
             settings=f"{_HERE}.settings:Qwen3TTSTalkerKeys",
@@ -41,6 +39,7 @@ FAMILY = Family(
             kind="diffusion",
             backend="vllm",
             stage=f"{_HERE}.model:Qwen3TTSCodecStage",
+            model=f"{_HERE}.model:Qwen3TTSCode2Wav",
             input="talker",
             makes="audio",
             settings="omni_cli.models.codec.settings:CodecConfig",
@@ -48,27 +47,33 @@ FAMILY = Family(
             needed_weights=(f"{SPEECH_TOKENIZER}/decoder.",),
         ),
     ),
-    vllm_models={TALKER: f"{_HERE}.model:Qwen3TTSTalker", CODE2WAV: f"{_HERE}.model:Qwen3TTSCode2Wav"},
     builtins={
         "tiny-qwen3-tts": f"{_BUILDERS}:custom_voice",
         "tiny-qwen3-tts-base": f"{_BUILDERS}:base",
         "tiny-qwen3-tts-design": f"{_BUILDERS}:voice_design",
     },
     profile=f"{_HERE}.family:derive_stages",
-    # By the sizes that the configuration of the publisher's package has by default; weights of sound are in float32.
+    # By the configurations of the releases; the 682 MB of both speech encoder and decoder are in float32.
     published={
-        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice": CheckpointNeeds(
-            4740 * 10**6, {"talker": 1606 * 10**6, "code2wav": 187 * 10**6}
+        f"Qwen/Qwen3-TTS-12Hz-{size}-{kind}": CheckpointNeeds(
+            num_bytes + (682 * 10**6), {"talker": talker, "code2wav": 114 * 10**6}
         )
+        for size, num_bytes, talker, kinds in (
+            ("0.6B", 1812 * 10**6, 595 * 10**6, ("CustomVoice",)),
+            ("1.7B", 3833 * 10**6, 1606 * 10**6, ("CustomVoice", "VoiceDesign")),
+            ("0.6B", 1829 * 10**6, 595 * 10**6, ("Base",)),
+            ("1.7B", 3857 * 10**6, 1606 * 10**6, ("Base",)),
+        )
+        for kind in kinds
     },
     prompt_frame=PROMPT_FRAME,
+    check=f"{_HERE}.spoken:check_request",
     reference=f"{_HERE}.reference:Qwen3TTSReference",
+    reference_package="qwen_tts",
     reference_recipe="reference-qwen3-tts",
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
 # The publisher's, where generation_config.json has no others; the code predictor's have names of their own there.
 _DEFAULTS = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
 
@@ -90,7 +95,7 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     from omni_cli.checkpoints.derive import decoder_settings, read_config
 
     own, decoder = generation_settings(folder), read_config(folder)["talker_config"]
-    talker = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    talker = decoder_settings(decoder, machine, max_model_len={"cpu": 4096, "cuda": 32768})
     sampling = {name: own[name] for name in ("temperature", "top_k", "top_p", "repetition_penalty")}
     if not own["do_sample"]:
         sampling = {"temperature": 0.0, "repetition_penalty": own["repetition_penalty"]}

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
 from vllm.model_executor.models.qwen3 import Qwen3Model
-from vllm.model_executor.models.utils import PPMissingLayer
 
 from omni_cli.models.codec.code_predictor import CodeSampling
 from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
 from omni_cli.models.codec.talker_model import TalkerModel, talker_weights
-from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM's processes read the configuration
+from omni_cli.models.qwen3_tts.config import make_text_projection
 from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
-from omni_cli.models.qwen3_tts.family import CODE2WAV, SPEECH_TOKENIZER, generation_settings
+from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER, generation_settings
 
 
 def read_code_sampling(folder: Path) -> CodeSampling:
@@ -37,26 +34,10 @@ class Qwen3TTSTalker(TalkerModel):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        config = self.config
         self.sampling = read_code_sampling(Path(vllm_config.model_config.model))
         if get_pp_group().is_first_rank:
-            sizes = SimpleNamespace(
-                intermediate_size=config.text_hidden_size, hidden_size=config.hidden_size, hidden_act=config.hidden_act
-            )
-            self.text_projection = Qwen3OmniMoeTalkerResizeMLP(
-                SimpleNamespace(thinker_hidden_size=config.text_hidden_size, text_config=sizes)
-            )
-        if not isinstance(self.code_predictor, PPMissingLayer):
-            self._widen_predictor()
-
-    def _widen_predictor(self) -> None:
-        """Give the code predictor embeddings of the talker's width, which it projects to its own."""
-        inner, width = self.code_predictor.config, self.config.hidden_size
-        self.code_predictor.model.codec_embedding = nn.ModuleList(
-            nn.Embedding(inner.vocab_size, width) for _ in range(self.num_codebooks - 1)
-        )
-        if inner.hidden_size != width:
-            self.code_predictor.small_to_mtp_projection = nn.Linear(width, inner.hidden_size)
+            config = self.config
+            self.text_projection = make_text_projection(config.text_hidden_size, config.hidden_size, config.hidden_act)
 
     def project_input_embeds(self, rows: torch.Tensor, _: Sequence[int]) -> torch.Tensor:
         """Return input rows (num_rows, hidden_size) of text embeddings with the codec side beside them."""
@@ -85,8 +66,6 @@ class Qwen3TTSCode2Wav(CodecForDiffusion):
 
 class Qwen3TTSCodecStage(CodecStage):
     """Decodes frames of codes to a waveform; its engine's model is the checkpoint's `speech_tokenizer` folder."""
-
-    architecture = CODE2WAV
 
     def engine_args(self) -> dict[str, object]:
         arguments = super().engine_args()

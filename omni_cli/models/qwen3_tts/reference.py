@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import pickle
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen3_tts import publisher
+from omni_cli.models.qwen3_tts.spoken import CLONES, language_name, read_request
 from omni_cli.models.reference import SpokenText, get_limits
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
-from omni_cli.models.voices import pick_speaker, text_to_speak
+from omni_cli.models.voices import text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
 
 _SCORES = ("logprobs", "top_ids", "gaps", "margins", "code_ids", "code_gaps", "code_margins")
@@ -35,16 +31,10 @@ class Qwen3TTSReference:
         self._config = config
         self._stage, *others = [stage.name for stage in config.stages]
         self._codec = others[0] if others else None
-        own = read_config(folder)
-        self._kind, self._speakers = str(own["tts_model_type"]), tuple(own["talker_config"].get("spk_id") or ())
-        self._files = tempfile.TemporaryDirectory()
+        self._checkpoint = read_config(folder)
         rough = "rough" if way.rough_sums else "plain"
-        self._process = subprocess.Popen(
-            [python, publisher.__file__, str(folder), way.dtype, way.attention, rough],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [python, publisher.__file__, str(folder), way.dtype, way.attention, rough]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def __del__(self) -> None:
         if hasattr(self, "_process"):
@@ -53,50 +43,43 @@ class Qwen3TTSReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
-        given: dict[str, Any] = {"tokens": np.array(engine.token_ids), "candidates": engine.candidates}
-        given["codes"] = np.array(engine.codes or (), np.int64)
+        given = {"tokens": engine.token_ids, "candidates": engine.candidates, "codes": engine.codes or ()}
         answer = self._ask(output.request, given)
         scores = TokenScores(**{name: answer[name] for name in _SCORES})
         arrays = {name: answer["waveform"] for name in output.arrays}
-        return Expected({self._stage: scores}, arrays, self._codec, num_input_tokens=int(answer["num_input_tokens"]))
+        return Expected({self._stage: scores}, arrays, self._codec, num_input_tokens=answer["num_input_tokens"])
 
     def speak(self, request: GenerateRequest) -> SpokenText:
         answer = self._ask(request, {})
         return SpokenText(answer["waveform"], codes=tuple(map(tuple, answer["frames"].tolist())))
 
-    def _ask(self, request: GenerateRequest, given: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the package's arrays: `frames` of codes and `waveform`, and what it notes of `given` tokens."""
-        arrays = {**given, "call": np.array(json.dumps(self._call(request)))}
-        if request.speech.voices:
-            (voice,) = request.speech.voices
-            arrays |= {"voice": voice.samples, "rate": np.array(voice.sample_rate)}
-        question, answer = (Path(self._files.name, f"{name}.npz") for name in ("question", "answer"))
-        np.savez(question, **arrays)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # if it has ended, the next line tells so
-            print(question, answer, sep="\t", file=self._process.stdin, flush=True)
-        if not self._process.stdout.readline():
-            raise NoReferenceError(f"the publisher's package ended with exit code {self._process.wait()}")
-        with np.load(answer) as file:
-            return dict(file)
+    def _ask(self, request: GenerateRequest, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the package's `frames` of codes and `waveform`, and what it notes of `given` tokens."""
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None and answers is not None
+        try:
+            pickle.dump((self._call(request), given), questions)
+            questions.flush()
+            answer: dict[str, Any] = pickle.load(answers)
+        except (BrokenPipeError, EOFError):
+            why = f"the publisher's package ended with exit code {self._process.wait()}"
+            raise NoReferenceError(why) from None
+        return answer
 
     def _call(self, request: GenerateRequest) -> dict[str, Any]:
         """Return the arguments of the package's call. Raises `InputError` as the stage does."""
-        how, text = text_to_speak(request)
-        language = (request.transcription.language or "auto").lower()
+        talker = self._config.stage(self._stage)
+        spoken = read_request(self._checkpoint, request, getattr(talker, "system_prompt", None))
         limits = get_limits(self._config, self._stage)
         call: dict[str, Any] = {
-            "text": text,
-            "language": LANGUAGES.get(language.partition("-")[0], language),
+            "text": text_to_speak(request)[1],
+            "language": language_name(request.transcription.language),
             **{name: value for name, value in limits.items() if name != "min_new_tokens"},
         }
-        talker = self._config.stage(self._stage)
         if (text_first := getattr(talker, "text_first", None)) is not None:
             call["non_streaming_mode"] = text_first
-        if self._kind == "base":
-            words = request.speech.voices[0].text if request.speech.voices else None
-            return {**call, "ref_text": words or None, "x_vector_only_mode": not words}
-        call["instruct"] = "".join(part.text for part in how) or getattr(talker, "system_prompt", None) or ""
-        if self._kind == "custom_voice":
-            call["speaker"] = pick_speaker(self._speakers, request.speech.speaker)
-        return call
+        if self._checkpoint["tts_model_type"] == CLONES:
+            (voice,) = request.speech.voices
+            call["ref_audio"] = voice.samples, voice.sample_rate
+            return {**call, "ref_text": voice.text or None, "x_vector_only_mode": not voice.text}
+        return {**call, "instruct": spoken.instruction, **({"speaker": spoken.speaker} if spoken.speaker else {})}

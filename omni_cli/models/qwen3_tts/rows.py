@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from omni_cli.core.errors import InputError
 from omni_cli.models.qwen3_tts.family import PROMPT_FRAME
 
 Embed = Callable[[Sequence[int]], torch.Tensor]
@@ -25,16 +23,6 @@ class SpokenIds:
     text: Sequence[int]
 
 
-def frame_text(text: str, *, raw: bool) -> str:
-    """Return the assistant's turn of a text, which a raw prompt is itself. Raises `InputError` for another one."""
-    begin, end = PROMPT_FRAME
-    if not raw:
-        return begin + text + end
-    if not (text.startswith(begin) and text.endswith(end) and len(text) > len(begin + end)):
-        raise InputError("a raw prompt is a text in the model's own marks", hint=repr(f"{begin}TEXT{end}"))
-    return text
-
-
 def tokenize_request(tokenize: Callable[[str], list[int]], turn: str, instruction: str, recorded: str) -> SpokenIds:
     """Return the token ids of a request, whose turn is `frame_text`'s; "" is no instruction, and no recorded words."""
     ids = tokenize(turn)
@@ -44,21 +32,6 @@ def tokenize_request(tokenize: Callable[[str], list[int]], turn: str, instructio
         tokenize(f"{PROMPT_FRAME[0]}{recorded}<|im_end|>\n")[3:-2] if recorded else (),
         ids[3:-5],
     )
-
-
-def pick_language(talker: Mapping[str, Any], asked: str | None, speaker: str | None) -> int | None:
-    """Return the id of a language by its name or code, None without one: a dialect's where the speaker has one.
-
-    Raises `InputError` with the list; dialects belong to speakers.
-    """
-    ids: Mapping[str, int] = talker.get("codec_language_id") or {}
-    name = (asked or "auto").lower()
-    name = LANGUAGES.get(name.partition("-")[0], name)
-    names = [known for known in ids if "dialect" not in known]
-    if name != "auto" and name not in names:
-        raise InputError(f"unknown language `{asked}`", hint=f"this model has {', '.join(names)}")
-    dialect = (talker.get("spk_is_dialect") or {}).get(speaker)
-    return ids[dialect] if dialect and name in ("auto", "chinese") else ids.get(name)
 
 
 class RowMaker:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import safetensors.torch
-import torch
 import transformers
 from torch import nn
+from transformers.models.mimi.modeling_mimi import MimiModel
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDelayNet
-from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe, modeling_qwen3_omni_moe
+from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe
 
-from omni_cli.checkpoints.tiny import Checkpoint, DecoderSizes, State, builder
+from omni_cli.checkpoints.tiny import Checkpoint, DecoderSizes, RandomModel, State, builder
 from omni_cli.checkpoints.tiny_qwen3 import QWEN3_TOKENS, CodecSizes
 from omni_cli.checkpoints.tiny_speech import MimiSizes
 from omni_cli.checkpoints.tokenizer import TokenSet, train_tokenizer
-from omni_cli.checkpoints.weights import DECODER_GAINS, Draw, random_state_dict, shape_head
+from omni_cli.checkpoints.weights import DECODER_GAINS, shape_head
+from omni_cli.models.codec.code_predictor import make_code_predictor
+from omni_cli.models.qwen3_tts.config import make_text_projection
 from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
+from omni_cli.models.qwen3_tts.encoder import VOICE_SIZES
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER
 
 _CODEC_USES = ("pad", "bos", "eos_token", "think", "nothink", "think_bos", "think_eos")
@@ -67,27 +70,19 @@ class Qwen3TTSSizes(NamedTuple):
     voice_channels: int = 32
 
 
-@dataclass
-class _ReleaseFiles:
-    """A model by its modules and the keys of its configuration, which transformers would not save as in a release."""
+class _Release(nn.Module):
+    """Modules by their names in a release, saved with a config.json that transformers would not write."""
 
-    modules: dict[str, Any]
-    config: dict[str, Any]
-    adjust: Any
-    stream: str = ""
-
-    def build(self, stream: str, seed: int, draw: Draw) -> _ReleaseFiles:
-        """Draw the weights. Each module's are called by its name, after `stream` as they are drawn."""
-        with torch.device("meta"):
-            whole = nn.ModuleDict({name: make() for name, make in self.modules.items()})
-        self.state: State = random_state_dict(whole, seed, prefix=stream, gains=_GAINS, draw=draw)
-        self.adjust(self.state, lambda name, shape: draw(name, shape, 0.0, 1.0, seed))
-        return self
+    def __init__(self, config: dict[str, Any], modules: Mapping[str, Callable[[], nn.Module]]) -> None:
+        super().__init__()
+        self.config = config
+        for name, make in modules.items():
+            self.add_module(name, make())
 
     def save_pretrained(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "config.json", self.config)
-        tensors = {name: tensor.contiguous() for name, tensor in self.state.items()}
+        tensors = {rename(name, to_checkpoint=True): weight.contiguous() for name, weight in self.state_dict().items()}
         safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -96,11 +91,7 @@ def qwen3_tts(kind: str, sizes: Qwen3TTSSizes) -> Checkpoint:
     # Without roles, which are those of media.
     tokens = TokenSet(QWEN3_TOKENS.special, QWEN3_TOKENS.plain)
     tokenizer = train_tokenizer(sizes.vocab_size, sizes.max_position_embeddings, tokens)
-    talker_config = _talker_config(kind, sizes)
-    voice = _voice_config(sizes)
-    modules = {"talker": partial(_make_talker, talker_config)}
-    if kind == "base":
-        modules["speaker_encoder"] = partial(ECAPA_TimeDelayNet, SimpleNamespace(**voice))
+    talker, channels = _talker_config(kind, sizes), sizes.voice_channels
     config = {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -109,12 +100,17 @@ def qwen3_tts(kind: str, sizes: Qwen3TTSSizes) -> Checkpoint:
         "tts_model_type": kind,
         "dtype": "float32",
         **{f"{use}_token_id": tokenizer.convert_tokens_to_ids(token) for use, token in _TEXT_IDS.items()},
-        "talker_config": talker_config,
-        **({"speaker_encoder_config": voice} if kind == "base" else {}),
+        "talker_config": talker,
     }
-    model = _ReleaseFiles(modules, config, partial(_end_speech, talker_config))
+    modules: dict[str, Callable[[], nn.Module]] = {"talker": partial(_make_talker, talker)}
+    if kind == "base":
+        voice = {"enc_dim": sizes.talker.hidden_size, "enc_channels": [*[channels] * 4, 3 * channels]}
+        voice |= {"enc_attention_channels": channels // 2, "enc_se_channels": channels // 2}
+        config["speaker_encoder_config"] = voice
+        modules["speaker_encoder"] = partial(ECAPA_TimeDelayNet, SimpleNamespace(**VOICE_SIZES | voice))
+    model = RandomModel(_Release, {"config": config, "modules": modules}, _GAINS, adjust=_end_speech)
     return Checkpoint(
-        {"": model, SPEECH_TOKENIZER: _speech_tokenizer(sizes)},  # type: ignore[dict-item]
+        {"": model, SPEECH_TOKENIZER: _speech_tokenizer(sizes)},
         transformers.EncodecFeatureExtractor(feature_size=1, sampling_rate=24_000),
         finish=partial(_finish, tokenizer),
     )
@@ -128,12 +124,16 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
     first += len(languages)
     speakers = {name: first + number for number, name in enumerate(_SPEAKERS)} if kind == "custom_voice" else {}
     section = sizes.talker.head_dim * 3 // 16
-    shared = {"max_position_embeddings": sizes.max_position_embeddings, "num_code_groups": sizes.num_code_groups}
+    sections = [sizes.talker.head_dim // 2 - 2 * section, section, section]
+    shared = {
+        "max_position_embeddings": sizes.max_position_embeddings,
+        "num_code_groups": sizes.num_code_groups,
+        "rope_theta": 1_000_000,
+    }
     return {
         **sizes.talker.config,
         **shared,
         **ids,
-        "model_type": "qwen3_tts_talker",
         "codec_language_id": languages,
         "spk_id": speakers,
         "spk_is_dialect": {name: _SPEAKERS[name] for name in speakers},
@@ -141,67 +141,36 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         "text_vocab_size": sizes.vocab_size,
         # The publisher's package never chooses any of the last 1,024 ids, whatever the size.
         "vocab_size": sizes.num_codes + 1024,
-        "rope_theta": 1_000_000,
-        "rope_scaling": {
-            "type": "default",
-            "rope_type": "default",
-            "interleaved": True,
-            "mrope_section": [sizes.talker.head_dim // 2 - 2 * section, section, section],
-        },
-        "code_predictor_config": {
-            **sizes.predictor.config,
-            **shared,
-            "model_type": "qwen3_tts_talker_code_predictor",
-            "vocab_size": sizes.num_codes,
-            "rope_theta": 1_000_000,
-        },
-    }
-
-
-def _voice_config(sizes: Qwen3TTSSizes) -> dict[str, Any]:
-    channels = sizes.voice_channels
-    return {
-        "enc_dim": sizes.talker.hidden_size,
-        "enc_channels": [*[channels] * 4, 3 * channels],
-        "enc_kernel_sizes": [5, 3, 3, 3, 1],
-        "enc_dilations": [1, 2, 3, 4, 1],
-        "enc_attention_channels": channels // 2,
-        "enc_res2net_scale": 8,
-        "enc_se_channels": channels // 2,
-        "mel_dim": 128,
-        "sample_rate": 24_000,
+        "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": sections},
+        "code_predictor_config": {**sizes.predictor.config, **shared, "vocab_size": sizes.num_codes},
     }
 
 
 def _make_talker(config: dict[str, Any]) -> nn.Module:
     """Create modules with the parameters, and their names, of a release's talker."""
-    width, text_width = config["hidden_size"], config["text_hidden_size"]
+    width = config["hidden_size"]
     layers = {key: config[key] for key in DecoderSizes._fields}
     talker = nn.Module()
     talker.model = transformers.Qwen3Model(transformers.Qwen3Config(**layers, vocab_size=1))
     del talker.model.embed_tokens
     talker.model.codec_embedding = nn.Embedding(config["vocab_size"], width)
-    talker.model.text_embedding = nn.Embedding(config["text_vocab_size"], text_width)
-    projection = {"linear_fc1": nn.Linear(text_width, text_width), "linear_fc2": nn.Linear(text_width, width)}
-    talker.text_projection = nn.ModuleDict(projection)
+    talker.model.text_embedding = nn.Embedding(config["text_vocab_size"], config["text_hidden_size"])
+    talker.text_projection = make_text_projection(config["text_hidden_size"], width)
     talker.codec_head = nn.Linear(width, config["vocab_size"], bias=False)
     own = configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorConfig(**config["code_predictor_config"])
-    kind = modeling_qwen3_omni_moe.Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration
-    predictor = talker.code_predictor = kind(own)
-    tables = [nn.Embedding(own.vocab_size, width) for _ in range(own.num_code_groups - 1)]
-    predictor.model.codec_embedding = nn.ModuleList(tables)
-    if own.hidden_size != width:
-        predictor.small_to_mtp_projection = nn.Linear(width, own.hidden_size)
+    talker.code_predictor = make_code_predictor(own, width)
     return talker
 
 
-def _end_speech(config: dict[str, Any], state: State, _draw: object) -> None:
+def _end_speech(state: State, config: dict[str, Any], _draw: object) -> None:
     """Let the first code be the end about once in a hundred frames."""
-    never = list(range(config["codec_pad_id"], config["vocab_size"]))
-    shape_head(state["talker.codec_head.weight"], never=never, end=config["codec_eos_token_id"], end_gain=0.28)
+    talker = config["talker_config"]
+    never = list(range(talker["codec_pad_id"], talker["vocab_size"]))
+    shape_head(state["talker.codec_head.weight"], never=never, end=talker["codec_eos_token_id"], end_gain=0.28)
 
 
-def _speech_tokenizer(sizes: Qwen3TTSSizes) -> _ReleaseFiles:
+def _speech_tokenizer(sizes: Qwen3TTSSizes) -> RandomModel:
+    # Of the rest of both, the defaults of transformers and of the publisher's package are those of the release.
     decoder = {
         **sizes.code2wav._asdict(),
         "head_dim": sizes.code2wav.hidden_size // sizes.code2wav.num_attention_heads,
@@ -209,79 +178,53 @@ def _speech_tokenizer(sizes: Qwen3TTSSizes) -> _ReleaseFiles:
         "codebook_dim": sizes.codebook_dim,
         "latent_dim": sizes.latent_dim,
         "num_quantizers": sizes.num_code_groups,
-        "sliding_window": 72,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "rope_theta": 10_000,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8000,
     }
     encoder = {
         **sizes.encoder._asdict(),
-        "model_type": "mimi",
         "codebook_size": sizes.num_codes,
         "vector_quantization_hidden_dimension": sizes.encoder.codebook_dim,
         "num_key_value_heads": sizes.encoder.num_attention_heads,
         # More than are used, as in the release.
         "num_quantizers": sizes.num_code_groups + 2,
         "upsample_groups": sizes.encoder.hidden_size,
-        "frame_rate": 12.5,
     }
     config = {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
         "dtype": "float32",
         "encoder_valid_num_quantizers": sizes.num_code_groups,
-        **{"input_sample_rate": 24_000, "output_sample_rate": 24_000},
-        **{"decode_upsample_rate": 1920, "encode_downsample_rate": 1920},
         "decoder_config": decoder,
         "encoder_config": encoder,
     }
 
     def make_encoder() -> nn.Module:
-        mimi = transformers.MimiModel(transformers.MimiConfig(**encoder))
+        mimi: Any = MimiModel(transformers.MimiConfig(**encoder))
         mimi.decoder = mimi.decoder_transformer = mimi.upsample = None
         return mimi
 
     own = configuration_qwen3_omni_moe.Qwen3OmniMoeCode2WavConfig(**decoder)
     modules = {"encoder": make_encoder, "decoder": partial(SpeechDecoder, own)}
-    return _ReleaseFiles(modules, config, _name_as_released, stream=f"{SPEECH_TOKENIZER}.")
+    given = {"config": config, "modules": modules}
+    return RandomModel(_Release, given, _GAINS, stream=f"{SPEECH_TOKENIZER}.", adjust=_vary_usage)
 
 
-def _name_as_released(state: State, draw: Any) -> None:
-    """Divide vectors by how often they are used, by unequal numbers, and rename those of the decoder."""
-    for name in [name for name in state if name.startswith("decoder.")]:
-        weight = state.pop(name)
-        if name.endswith("cluster_usage"):
-            weight = 1 + 0.25 * draw(name, tuple(weight.shape)).clamp(-3, 3)
-        state["decoder." + rename(name.removeprefix("decoder."), to_checkpoint=True)] = weight
+def _vary_usage(state: State, _config: object, draw: Any) -> None:
+    """Divide the decoder's vectors by how often they are used, by unequal numbers."""
+    for name, weight in state.items():
+        if name.startswith("decoder.") and name.endswith("cluster_usage"):
+            state[name] = 1 + 0.25 * draw(name, tuple(weight.shape)).clamp(-3, 3)
 
 
 def _finish(tokenizer: Any, folder: Path, _seed: int) -> None:
     (folder / "preprocessor_config.json").rename(folder / SPEECH_TOKENIZER / "preprocessor_config.json")
     tokenizer.backend_tokenizer.model.save(str(folder))
-    added = {
-        str(number): {"content": token.content, "special": token.special, "normalized": False}
-        | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
-        for number, token in tokenizer.added_tokens_decoder.items()
-    }
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "Qwen2Tokenizer",
-            "added_tokens_decoder": added,
-            "eos_token": tokenizer.eos_token,
-            "pad_token": tokenizer.pad_token,
-            "model_max_length": tokenizer.model_max_length,
-            "add_prefix_space": False,
-            "clean_up_tokenization_spaces": False,
-        },
-    )
-    drawing = {"temperature": 0.9, "top_k": 50, "top_p": 1.0}
-    settings = {"do_sample": True, **drawing, "subtalker_dosample": True, "repetition_penalty": 1.05}
-    settings |= {f"subtalker_{name}": value for name, value in drawing.items()}
-    settings["max_new_tokens"] = 8192
-    _write_json(folder / "generation_config.json", settings)
+    added = {str(number): token.__getstate__() for number, token in tokenizer.added_tokens_decoder.items()}
+    own = {name: getattr(tokenizer, name) for name in ("eos_token", "pad_token", "model_max_length")}
+    own |= {"add_prefix_space": False, "clean_up_tokenization_spaces": False}
+    kept = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added, **own}
+    _write_json(folder / "tokenizer_config.json", kept)
+    # The rest is as the publisher's package and ours have it by default.
+    _write_json(folder / "generation_config.json", {"repetition_penalty": 1.05, "max_new_tokens": 8192})
 
 
 def _write_json(file: Path, data: object) -> None:

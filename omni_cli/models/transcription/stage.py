@@ -73,8 +73,7 @@ class TranscriptionStage(TextStage):
 
     @property
     def _chats(self) -> bool:
-        role = self.spec.family.role(self.spec.stage.name)
-        return role is not None and role.chats
+        return self.role.chats
 
     def engine_args(self) -> dict[str, object]:
         arguments = {**super().engine_args(), **({} if self._chats else {"logits_processors": [WhisperRules]})}

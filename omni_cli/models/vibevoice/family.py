@@ -8,9 +8,6 @@ from typing import Any
 from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
 
 _HERE = "omni_cli.models.vibevoice"
-# Architecture name in vLLM.
-SPEAKER = "VibeVoiceForSpeech"
-
 SPEAKERS = ("0", "1", "2", "3")
 CLONING = Cloning(max_voices=len(SPEAKERS), max_s=120.0)
 
@@ -24,6 +21,7 @@ FAMILY = Family(
             kind="ar",
             backend="vllm",
             stage=f"{_HERE}.stage:SpeakerStage",
+            model=f"{_HERE}.stage:VibeVoiceSpeaker",
             makes="audio",
             takes=("sampling", "max_tokens", "raw"),
             clones=CLONING,
@@ -34,7 +32,6 @@ FAMILY = Family(
             num_branches=2,
         ),
     ),
-    vllm_models={SPEAKER: f"{_HERE}.stage:VibeVoiceSpeaker"},
     builtins={"tiny-vibevoice": "omni_cli.checkpoints.tiny_speech:tiny_vibevoice"},
     profile=f"{_HERE}.family:derive_stages",
     published={"vibevoice/VibeVoice-1.5B-hf": CheckpointNeeds(6 * 10**9, {"speaker": 2704 * 10**6})},
@@ -42,14 +39,10 @@ FAMILY = Family(
 )
 
 
-_MAX_MODEL_LEN = {"cpu": 4096, "cuda": 32768}
-_MAX_NUM_SEQS = {"cpu": 8, "cuda": 32}
-
-
 def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     """Return the one stage; steps and guidance are the checkpoint's."""
     from omni_cli.checkpoints.derive import decoder_settings, read_config
 
     decoder = read_config(folder)["text_config"]
-    speaker = decoder_settings(decoder, machine, max_model_len=_MAX_MODEL_LEN, max_num_seqs=_MAX_NUM_SEQS)
+    speaker = decoder_settings(decoder, machine, max_model_len={"cpu": 4096, "cuda": 32768})
     return {"speaker": speaker}

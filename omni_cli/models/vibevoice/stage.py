@@ -28,7 +28,7 @@ from omni_cli.checkpoints.shards import lacking
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import FRAMES_PER_PART, StepStage
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
-from omni_cli.models.vibevoice.family import SPEAKER, SPEAKERS
+from omni_cli.models.vibevoice.family import SPEAKERS
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.models.vibevoice.speech_frames import LAST_TOKEN, NOISE, SpeechStore
@@ -219,7 +219,7 @@ class SpeakerStage(StepStage):
     def engine_args(self) -> dict[str, object]:
         assert isinstance(self.spec.stage, SpeakerConfig)
         steps, guidance = self.spec.stage.num_diffusion_steps, self.spec.stage.cfg_scale
-        overrides = {"architectures": [SPEAKER], "num_diffusion_steps": steps, "cfg_scale": guidance}
+        overrides = {"architectures": [self.role.architecture], "num_diffusion_steps": steps, "cfg_scale": guidance}
         return {**super().engine_args(), "hf_overrides": overrides}
 
     @property

@@ -68,7 +68,7 @@ def without(folder: Path, part: str, broken: Path) -> Path:
 
 def test_all_families_with_our_classes_are_listed() -> None:
     # The class for Qwen3-ASR is vLLM's, which loads its weights, with hooks.
-    assert {name for name, family in families().items() if family.vllm_models} == {
+    assert {name for name, family in families().items() if family.models} == {
         *PROFILES,
         "transcription",
         "listener",

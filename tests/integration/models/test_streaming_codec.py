@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import copy
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_every_cut_gives_the_samples_of_one_call(case: Case, cuts: list[int]) ->
 
 @pytest.mark.parametrize("seed", range(2))
 def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
-    """Eight requests at different positions: pieces of equal length share a call."""
+    """Eight requests at different positions, each with the very samples that it has alone."""
     draw = random.Random(seed)
     states = [DecoderState() for _ in range(8)]
     streamed: list[list[torch.Tensor]] = [[] for _ in states]
@@ -125,7 +126,10 @@ def test_requests_in_one_batch_do_not_meet(case: Case, seed: int) -> None:
         lengths = draw.choices([0, 1, 3, 6], k=8)
         rows = [row for row in range(8) if lengths[row] and places[row] + lengths[row] <= MAX_FRAMES]
         pieces = [Piece(case.codes[row, :, places[row] : places[row] + lengths[row]], states[row]) for row in rows]
-        for row, samples in zip(rows, case.decoder.decode(pieces), strict=True):
+        apart = [Piece(piece.codes, copy(piece.state)) for piece in pieces]
+        expected = [case.decoder.decode([piece])[0] for piece in apart]
+        for row, samples, alone in zip(rows, case.decoder.decode(pieces), expected, strict=True):
+            assert torch.equal(samples, alone)
             streamed[row].append(samples)
             places[row] += lengths[row]
     for row, place in enumerate(places):

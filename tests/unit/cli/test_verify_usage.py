@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["--profile", "tiny-image", "--output-json", "none/verify.json"], ["no folder `none`"]),
         (["--profile", "tiny-image", "--junit", "."], ["it is a folder"]),
         (["--profile", "tiny-qwen3-tts", "--reference-python", "."], ["is no program", "`bin/python`"]),
+        (
+            ["--profile", "tiny-qwen3-tts", "--reference-python", sys.executable],
+            ["has no package `qwen_tts`", "`make reference-qwen3-tts`"],
+        ),
+        (["--profile", "tiny-csm", "--reference-python", sys.executable], ["`csm` runs in omni's own Python"]),
     ],
 )
 def test_a_mistake_is_one_error(arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:

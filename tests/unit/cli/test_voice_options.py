@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from safetensors.numpy import save_file
 
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.config.families import Cloning
@@ -125,6 +126,35 @@ def test_a_model_that_clones_no_voices_names_those_that_do(tmp_path: Path) -> No
         request_of(get_capabilities(OMNI), OMNI, voice=[write_voice(tmp_path / "a.wav")])
     assert failure.value.hint is not None and "tiny-vibevoice" in failure.value.hint
     assert "tiny-vibevoice" in cloning_profiles() and not {"tiny-omni", "tiny-qwen3-tts"} & {*cloning_profiles()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("custom_voice", {"voice": ["{file}"]}, "this checkpoint does not clone voices"),
+        ("custom_voice", {"voice": ["bob"]}, "unknown speaker `bob`"),
+        ("custom_voice", {"language": "xx"}, "unknown language `xx`"),
+        ("voice_design", {"voice": ["vivian"]}, "unknown speaker `vivian`"),
+        ("base", {}, "this checkpoint speaks with cloned voices alone"),
+        ("base", {"voice": ["{file}"], "instructions": "Slowly."}, "this checkpoint clones voices and takes no"),
+    ],
+)
+def test_what_a_checkpoint_of_a_folder_lacks_is_refused_before_it_is_loaded(
+    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    talker = {"codec_language_id": {"english": 1}, "spk_id": {"vivian": 2}}
+    own = {"architectures": ["Qwen3TTSForConditionalGeneration"], "tts_model_type": kind, "talker_config": talker}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(own))
+    save_file({"a": np.zeros(1)}, tmp_path / "model/model.safetensors")
+    file = write_voice(tmp_path / "a.wav")
+    given = {
+        name: [item.format(file=file) for item in value] if name == "voice" else value for name, value in fields.items()
+    }
+    config = TTS.model_copy(update={"model": str(tmp_path / "model")})
+    with pytest.raises(InputError) as failure:
+        request_of(get_capabilities(config), config, **given)
+    assert str(failure.value).startswith(message)
 
 
 def test_a_bad_recording_of_a_line_fails_alone(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.qwen3_tts.rows import RowMaker, SpokenIds, frame_text, pick_language, tokenize_request
+from omni_cli.models.qwen3_tts.rows import RowMaker, SpokenIds, tokenize_request
+from omni_cli.models.qwen3_tts.spoken import frame_text, pick_language
 
 PAD, BEGIN, END = 90, 91, 92
 CODEC = {"pad": 40, "bos": 41, "think": 42, "nothink": 43, "think_bos": 44, "think_eos": 45}

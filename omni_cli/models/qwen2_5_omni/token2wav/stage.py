@@ -19,7 +19,6 @@ from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
-from omni_cli.models.qwen2_5_omni.family import TOKEN2WAV
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
 from omni_cli.requests.contents import SpeechOptions, StageIO
@@ -102,7 +101,6 @@ class Token2WavStage(VllmStage):
     def engine_args(self) -> dict[str, object]:
         return {
             **super().engine_args(),
-            "hf_overrides": {"architectures": [TOKEN2WAV]},
             "scheduler_cls": "omni_cli.backends.vllm.schedulers.StepwiseScheduler",
             # The reference runs token2wav in float32 with any dtype of the other stages.
             "dtype": "float32",

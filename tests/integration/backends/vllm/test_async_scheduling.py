@@ -22,8 +22,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from omni_cli.backends.vllm.input_embeds_stage import talker_part
 from omni_cli.backends.vllm.registry import register_models, resolve_in_process
 from omni_cli.backends.vllm.schedulers import InputEmbedsAsyncScheduler, make_scheduler
-from omni_cli.models.qwen2_5_omni.family import TALKER
 
+TALKER = "Qwen2_5OmniTalkerForConditionalGeneration"
 BLOCK = 32
 STEPS_UNDER_WAY = 2
 NUM_PROMPT, MAX_TOKENS = 40, 30

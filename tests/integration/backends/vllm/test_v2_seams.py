@@ -32,7 +32,7 @@ def model_methods() -> set[str]:
     """Return the methods of our models that vLLM declares, in its interfaces or in the class that we derive from."""
     declared = {name for module in (interfaces, interfaces_base) for cls in classes_of(module) for name in vars(cls)}
     found = set()
-    for reference in {model for family in families().values() for model in family.vllm_models.values()}:
+    for reference in {model for family in families().values() for model in family.models.values()}:
         bases = load(reference).__mro__
         known = declared.union({"load_weights"}, *(vars(base) for base in bases if base.__module__.startswith("vllm.")))
         ours = [base for base in bases if base.__module__.startswith("omni_cli.")]
