@@ -202,7 +202,7 @@ def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: st
         media["sampling_rate"] = rate
     if request.media.videos:
         media |= _videos(request)
-    return processor(text=[text], return_tensors="pt", padding=True, **special, **media)
+    return processor(text=[text], return_tensors="pt", **special, **media)
 
 
 def _videos(request: GenerateRequest) -> dict[str, Any]:

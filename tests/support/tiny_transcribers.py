@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import nn
 
+from omni_cli.checkpoints.resolve import resolve_model
 from support.tiny_models import DECODER, conditional, draw_weights, ids_of, make_tokenizer, qwen3_asr, template_of
 from support.tiny_voxtral import voxtral_realtime
 
@@ -341,10 +342,16 @@ def gemma3n(folder: Path) -> Path:
     }
     conditional(folder, "Gemma3n", tokenizer, config, parts, std=0.3)
     state = load_file(folder / "model.safetensors")
-    # Nothing but words is written: the two libraries read marks of media in an answer in other ways.
-    state["model.language_model.embed_tokens.weight"][size:] = 0
+    # Nothing but words is written: the two libraries read marks of media in an answer in other ways. Not a row of
+    # zeros: vLLM 0.32 scales it to its own size, which is 0 / 0.
+    state["model.language_model.embed_tokens.weight"][size:] *= 0.1
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def qwen3_omni(_: Path) -> Path:
+    """Qwen3-Omni, as the package builds it; its thinker transcribes."""
+    return Path(resolve_model("builtin:tiny-qwen3-omni"))
 
 
 def _plain_linear(input_size: int, output_size: int, bias: bool = True, **_: Any) -> nn.Linear:
@@ -355,7 +362,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     builder.__name__: builder
     for builder in (
         cohere_asr, fire_red_asr2, fun_asr, gemma3n, glm_asr, granite_speech, granite_speech_plus, kimi_audio, moss,
-        qwen3_asr_realtime, voxtral_realtime,
+        qwen3_asr_realtime, qwen3_omni, voxtral_realtime,
     )
 }  # fmt: skip
 # Packages that are no part of an installation on a CPU.
