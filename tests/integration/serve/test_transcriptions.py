@@ -103,6 +103,7 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
         ({"temperature": -1.0}, 400, "temperature"),
         ({"extra_body": {"prompt_condition_type": "some"}}, 400, "prompt_condition_type"),
         ({"include": ["logprobs"]}, 400, "include"),
+        ({"extra_body": {"timestamp_granularities": "word"}}, 400, "did you mean `timestamp_granularities[]`?"),
         ({"model": "another"}, 404, "`another`"),
     ],
 )
