@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from support.tiny_models import qwen3_asr  # noqa: E402
 from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+from transformers.models.qwen3_asr import processing_qwen3_asr  # noqa: E402
 
 from omni_cli.checkpoints.files import read_family  # noqa: E402
+from omni_cli.core.errors import InputError  # noqa: E402
 from omni_cli.models.reference import replace_attribute  # noqa: E402
 from omni_cli.models.transcription.word_times import ForcedAligner  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
@@ -63,8 +66,11 @@ def test_a_transcriber(name: str, tmp_path: Path) -> None:
 def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
     folder, aligner = qwen3_asr(tmp_path / "qwen3_asr"), forced_aligner(tmp_path / "aligner")
     request = {"seed": 5, "seconds": 3.0, "language": "en", "max_tokens": 20}
-    task = {"folder": str(folder), "aligner": str(aligner), "requests": [{**request, "word_timestamps": True}, request]}
-    timed, plain = answer_of("transcriptions", task, tmp_path)["alone"]
+    timed = {**request, "word_timestamps": True}
+    requests = [timed, request, {**timed, "language": "ja"}]
+    task = {"folder": str(folder), "aligner": str(aligner), "requests": requests}
+    timed, plain, japanese = answer_of("transcriptions", task, tmp_path)["alone"]
+    assert find_spec("nagisa") or japanese == "InputError: Japanese forced alignment requires the `nagisa` package"
     assert timed["text"] == plain["text"] and not plain["words"]
     with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):  # without those that vLLM registers
         processor = transformers.Qwen3ASRProcessor.from_pretrained(aligner)
@@ -91,6 +97,11 @@ def test_a_stop_string_ends_the_texts_of_all_pieces(tmp_path: Path) -> None:
         assert [text for *_, text in cut["segments"]] == [text for text, *_ in cut["words"]] == ["on"]
 
 
-def test_a_forced_aligner_finds_no_words_in_marks(tmp_path: Path) -> None:
+def test_a_forced_aligner_finds_no_words_in_marks_and_names_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aligner = ForcedAligner(str(forced_aligner(tmp_path / "aligner")), torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(processing_qwen3_asr, "is_soynlp_available", lambda: False)
+    with pytest.raises(InputError, match=r"^Korean forced alignment requires the `soynlp` package\n"):
+        list(aligner.find_words(voice(0, 1.0, 16_000)[0], "a word", 0.0, "ko"))
     assert list(aligner.find_words(voice(0, 1.0, 16_000)[0], " ... \u266a", 0.0, "en")) == []
