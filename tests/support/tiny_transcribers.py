@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
@@ -346,6 +347,34 @@ def gemma3n(folder: Path) -> Path:
     # zeros: vLLM 0.32 scales it to its own size, which is 0 / 0.
     state["model.language_model.embed_tokens.weight"][size:] *= 0.1
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def speakers(folder: Path) -> Path:
+    """A MOSS that writes what two speakers say, whatever it hears: each token is followed by the next."""
+    moss(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    said = ["[0.50][S01]", "ships at sea", "[1.25]", "[1.50][S02]", "rain", "[2.00]"]
+    tokenizer.add_tokens([AddedToken(part, special=False, normalized=False) for part in said])
+    tokenizer.save_pretrained(folder)
+    file, language_model = folder / "model.safetensors", "model.language_model."
+    state = load_file(file)
+    tables = [f"{language_model}{name}.weight" for name in ("model.embed_tokens", "lm_head")]
+    for name in tables:
+        more = torch.randn(
+            len(tokenizer) - len(state[name]), DECODER["hidden_size"], generator=torch.Generator().manual_seed(1)
+        )
+        state[name] = torch.cat([state[name], more])
+    for name in state.keys() - set(tables):
+        if name.startswith(language_model) and ("o_proj" in name or "down_proj" in name):
+            state[name].zero_()
+    rows, heads = (state[name] for name in tables)
+    chain = [tokenizer.encode("\n")[-1], *tokenizer.convert_tokens_to_ids(said), tokenizer.eos_token_id]
+    heads[chain[1:]] = 10 * rows[chain[:-1]] / rows[chain[:-1]].norm(dim=-1, keepdim=True)
+    save_file(state, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = len(tokenizer)
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

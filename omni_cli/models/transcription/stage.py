@@ -148,6 +148,8 @@ class TranscriptionStage(TextStage):
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
+        if asked.speakers and not self._model.supports_diarized_transcription:
+            raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
         if asked.word_timestamps and not has_words:
             lacks = "generation_config.json has no `alignment_heads`" if self._timed else "stage has no `aligner`"
@@ -367,11 +369,14 @@ class TranscriptionStage(TextStage):
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
-        """Yield a piece's text as one part, or the parts that a model which writes times has noted."""
+        """Yield a piece's text as one part, or the parts that a model which writes times or speakers has noted."""
         yield from piece.segments
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
-        if words and self._timed is None and not piece.segments:
+        if words and transcription.request.transcription.speakers:
+            space = " " * self._has_spaces(transcription)
+            yield from piece.parts_of_speakers(self._model.parse_diarized_transcript(words), space)
+        elif words and self._timed is None and not piece.segments:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 

@@ -16,7 +16,7 @@ import transformers  # noqa: E402
 from support.answers import answer_of  # noqa: E402
 from support.references import TranscriptionReferenceAlone  # noqa: E402
 from support.tiny_models import qwen3_asr  # noqa: E402
-from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner  # noqa: E402
+from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner, speakers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 from transformers.models.qwen3_asr import processing_qwen3_asr  # noqa: E402
@@ -67,9 +67,10 @@ def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
     folder, aligner = qwen3_asr(tmp_path / "qwen3_asr"), forced_aligner(tmp_path / "aligner")
     request = {"seed": 5, "seconds": 3.0, "language": "en", "max_tokens": 20}
     timed = {**request, "word_timestamps": True}
-    requests = [timed, request, {**timed, "language": "ja"}]
+    requests = [timed, request, {**timed, "language": "ja"}, {**timed, "speakers": True}]
     task = {"folder": str(folder), "aligner": str(aligner), "requests": requests}
-    timed, plain, japanese = answer_of("transcriptions", task, tmp_path)["alone"]
+    timed, plain, japanese, diarized = answer_of("transcriptions", task, tmp_path)["alone"]
+    assert diarized == "InputError: this model does not tell speakers apart"
     assert find_spec("nagisa") or japanese == "InputError: Japanese forced alignment requires the `nagisa` package"
     assert timed["text"] == plain["text"] and not plain["words"]
     with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):  # without those that vLLM registers
@@ -95,6 +96,19 @@ def test_a_stop_string_ends_the_texts_of_all_pieces(tmp_path: Path) -> None:
         assert len(whole["segments"]) == 2 and whole["text"].startswith("onships")
         assert cut["text"] == cut["chunks"] == "on"
         assert [text for *_, text in cut["segments"]] == [text for text, *_ in cut["words"]] == ["on"]
+
+
+def test_the_parts_of_speakers(tmp_path: Path) -> None:
+    requests = [
+        {"seed": 0, "seconds": 2.5, "speakers": True},
+        {"seed": 0, "seconds": 2.5, "speakers": True, "max_tokens": 2},
+    ]
+    folder = speakers(tmp_path / "moss")
+    whole, cut = answer_of("transcriptions", {"folder": str(folder), "requests": requests}, tmp_path)["alone"]
+    assert whole["text"] == "[0.50][S01]ships at sea[1.25][1.50][S02]rain[2.00]"
+    assert whole["segments"] == [[0.5, 1.25, " ships at sea"], [1.5, 2.0, " rain"]]
+    assert whole["speakers"] == ["S01", "S02"]
+    assert cut == "the transcript does not tell its speakers"
 
 
 def test_a_forced_aligner_finds_no_words_in_marks_and_names_a_missing_package(
