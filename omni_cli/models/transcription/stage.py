@@ -147,7 +147,7 @@ class TranscriptionStage(TextStage):
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
-            raise InputError("this model tells no times", hint="drop `timestamps`")
+            raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
         if asked.speakers and not self._model.supports_diarized_transcription:
             raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)

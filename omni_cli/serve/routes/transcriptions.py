@@ -81,7 +81,7 @@ async def _request(service: Service, body: SoundRequest, task: SpeechTask, excha
         prompt=body.prompt or None,
         transcription=TranscriptionOptions(
             task=task,
-            timestamps=body.has_times,
+            timestamps=body.response_format in ("srt", "vtt"),
             speakers=body.response_format == "diarized_json",
             asked=True,
             word_timestamps="word" in body.granularities,

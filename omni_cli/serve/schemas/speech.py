@@ -95,10 +95,6 @@ class SoundRequest(ModelBody, Form):
     )
 
     @property
-    def has_times(self) -> bool:
-        return self.response_format in ("srt", "vtt", "verbose_json")
-
-    @property
     def granularities(self) -> Sequence[str]:
         return ("segment",)
 
