@@ -17,7 +17,7 @@ from omni_cli.serve.schemas.speech import TranscriptionRequest
 def test_a_diarized_transcript_has_the_parts_of_each_speaker() -> None:
     parts = (Segment(0.5, 1.25, " ships at sea", (), speaker="S01"), Segment(1.5, 2.0, " rain", (), speaker="S02"))
     text = TextOutput("[0.50][S01] ...", (1, 2), "stop", transcript=Transcript("en", 2.3456, parts))
-    body = TranscriptionRequest(file=UploadFile(io.BytesIO()), response_format="diarized_json")
+    body = TranscriptionRequest.model_validate({"file": UploadFile(io.BytesIO()), "response_format": "diarized_json"})
     reply = json.loads(bytes(_reply(RequestResult("0", (text,), ()), body, "transcribe").body))
     TranscriptionDiarized.model_validate(reply, strict=True)
     assert reply == {
