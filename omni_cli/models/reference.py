@@ -183,6 +183,8 @@ def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: st
     """
     parts = {"image": request.media.images, "audio": request.media.audio, "video": request.media.videos}
     takes = {"image": "image_processor", "audio": "feature_extractor", "video": "video_processor"}
+    # Granite Speech's processor has another name for what hears.
+    takes["audio"] = "audio_processor" if hasattr(processor, "audio_processor") else takes["audio"]
     for medium, items in parts.items():
         if items and getattr(processor, takes[medium], None) is None:
             raise NoReferenceError(f"this model takes no {medium}")
@@ -197,12 +199,12 @@ def processor_inputs(processor: Any, request: GenerateRequest, system_prompt: st
     if request.media.images:
         media["images"] = [Image.fromarray(image) for image in request.media.images]
     if request.media.audio:
-        rate = processor.feature_extractor.sampling_rate
+        rate = getattr(processor, takes["audio"]).sampling_rate
         media["audio"] = [resample(samples, own_rate, rate) for samples, own_rate in request.media.audio]
         media["sampling_rate"] = rate
     if request.media.videos:
         media |= _videos(request)
-    return processor(text=[text], return_tensors="pt", padding=True, **special, **media)
+    return processor(text=[text], return_tensors="pt", **special, **media)
 
 
 def _videos(request: GenerateRequest) -> dict[str, Any]:

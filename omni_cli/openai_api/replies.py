@@ -131,25 +131,24 @@ class StageTime(TypedDict):
     output_tokens: int | None
 
 
-class ChatCompletion(TypedDict):
+class _AnyCompletion(TypedDict):
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
+    seed: int
+
+
+class ChatCompletion(_AnyCompletion):
+    object: Literal["chat.completion"]
     choices: list[Choice]
     usage: Usage
-    seed: int
     stages: NotRequired[list[StageTime]]
 
 
-class ChatCompletionChunk(TypedDict):
-    id: str
+class ChatCompletionChunk(_AnyCompletion):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
-    seed: int
     stages: NotRequired[list[StageTime]]
 
 
@@ -184,14 +183,10 @@ class CompletionChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class Completion(TypedDict):
-    id: str
+class Completion(_AnyCompletion):
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage]
-    seed: int
 
 
 class Tokens(TypedDict):
@@ -229,10 +224,10 @@ class SavedVoiceItem(TypedDict):
     seconds: float
 
 
-class DeletedVoice(TypedDict):
+class Deleted(TypedDict):
     id: str
-    object: Literal["audio.voice.deleted"]
-    deleted: bool
+    object: Literal["audio.voice.deleted", "video.deleted"]
+    deleted: Literal[True]
 
 
 class VoiceList(TypedDict):
@@ -275,6 +270,17 @@ class TranscriptSegment(TypedDict):
     no_speech_prob: float
 
 
+class SpeakerSegment(TypedDict):
+    """`speaker` is the model's own name, such as `S01`."""
+
+    type: Literal["transcript.text.segment"]
+    id: str
+    start: float
+    end: float
+    text: str
+    speaker: str
+
+
 class TranscriptWord(TypedDict):
     word: str
     start: float
@@ -282,14 +288,14 @@ class TranscriptWord(TypedDict):
 
 
 class TranscriptReply(TypedDict):
-    """The other fields are those of `verbose_json`; `language` is a name, such as `english`."""
+    """The other fields are those of `verbose_json` and `diarized_json`; `language` is a name, such as `english`."""
 
     text: str
     usage: TranscriptUsage
     task: NotRequired[Literal["transcribe", "translate"]]
     language: NotRequired[str]
     duration: NotRequired[float]
-    segments: NotRequired[list[TranscriptSegment]]
+    segments: NotRequired[list[TranscriptSegment | SpeakerSegment]]
     words: NotRequired[list[TranscriptWord]]
 
 
@@ -360,12 +366,6 @@ class VideoList(TypedDict):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-class DeletedVideo(TypedDict):
-    id: str
-    object: Literal["video.deleted"]
-    deleted: Literal[True]
 
 
 class Model(TypedDict):

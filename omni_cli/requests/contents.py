@@ -83,7 +83,8 @@ class Segment:
     The rest is about the window in which it was heard, None if the model tells it not: where the window begins
     (`seek`, in frames of the spectrogram), its temperature, how sure the model is (the mean log-probability of its
     tokens), how far its text can be compressed, the probability that nothing is said, and the code of the language
-    that it sounds like, if none was asked for; the text is in that of the first window, as transformers writes it.
+    that it sounds like, if none was asked for; the text is in that of the first window, as transformers writes it. The
+    `speaker` is one of those that the model tells apart, if it was asked to.
     """
 
     start_s: float
@@ -96,6 +97,7 @@ class Segment:
     compression_ratio: float | None = None
     no_speech_prob: float | None = None
     language: str | None = None
+    speaker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -233,16 +235,17 @@ class TranscriptionOptions:
     """The text to make of speech: in its language, or in English with the task `translate`.
 
     `language` (ISO 639-1) is the language of the speech, None if the model detects it, and for a model that speaks that
-    of the speech to make, which may be a name. With `timestamps` the text has
-    the times of its parts, with `word_timestamps` those of its words. Of a long sound, the prompt comes before the
-    first window, or with `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the text
-    so far. `asked` of a model that chats as well, this is what to make of a request's sound.
+    of the speech to make, which may be a name. With `timestamps` the text has the times of its parts, with
+    `word_timestamps` those of its words, with `speakers` the parts of each. Of a long sound, the prompt comes before
+    the first window, or with `prompt_condition_type` before all of them, and with `condition_on_prev_tokens` also the
+    text so far. `asked` of a model that chats as well, this is what to make of a request's sound.
     """
 
     language: str | None = None
     task: SpeechTask = "transcribe"
     timestamps: bool = False
     word_timestamps: bool = False
+    speakers: bool = False
     condition_on_prev_tokens: bool = False
     prompt_condition_type: PromptCondition = "first-segment"
     asked: bool = False

@@ -111,7 +111,8 @@ def _answer(request: Request, error: APIError) -> Response:
 
 async def _on_invalid(request: Request, error: Any) -> Response:
     field = request.scope["route"].body_field
-    known = () if field is None else tuple(field.field_info.annotation.model_fields)
+    fields = {} if field is None else field.field_info.annotation.model_fields
+    known = [each.alias or name for name, each in fields.items()]
     return _answer(request, validation_error(error.errors(), known, error.body))
 
 

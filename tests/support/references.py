@@ -88,14 +88,16 @@ class LanguageReference:
 class TranscriptionReferenceAlone:
     """A speech recognition model in transformers."""
 
-    def __init__(self, folder: Path) -> None:
-        stages = {"transcriber": {"kind": "ar"}}
-        config = reference_config(folder, stages)
-        self._reference = load(str(read_family(folder).reference))(folder, config, WAY)
+    def __init__(self, folder: Path, **limits: int) -> None:
+        family = read_family(folder)
+        config = reference_config(folder, {family.roles[0].name: {"kind": "ar", "sampling": limits}})
+        self._reference = load(str(family.reference))(folder, config, WAY)
 
     def tokens(self, **fields: Any) -> tuple[list[int], int]:
         """Return the transcript's token ids, and the number of those of the prompt."""
         request = stage_request("0", **fields)
+        if isinstance(self._reference, Qwen2_5OmniReference):  # by the limits
+            return list(self._reference.answer(request)), self._reference.num_input_tokens
         token_ids = self._reference.generate(request, request.sampling["max_tokens"])
         return token_ids, self._reference.num_input_tokens
 

@@ -301,6 +301,8 @@ SEAMS: dict[str, dict[str, str]] = {
         "models.interfaces:SupportsTranscription(supports_transcription_only, validate_language)": (
             "tells who transcribes, and in which languages"
         ),
+        "models.interfaces:SupportsTranscription(supports_diarized_transcription)": "tells who tells speakers",
+        "models.interfaces:SupportsTranscription.parse_diarized_transcript(text)": "is called for their parts",
         "models.registry:_MULTIMODAL_MODELS": "is read as text for an architecture's module and class",
         "models.llama:LlamaDecoderLayer.__init__(vllm_config, prefix, config)": "is the talker's layer",
         "models.llama:LlamaDecoderLayer.forward(positions, hidden_states, residual)": "runs with parts of two modules",

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from torch import nn
 
+from omni_cli.checkpoints.resolve import resolve_model
 from support.tiny_models import DECODER, conditional, draw_weights, ids_of, make_tokenizer, qwen3_asr, template_of
 from support.tiny_voxtral import voxtral_realtime
 
@@ -341,10 +343,44 @@ def gemma3n(folder: Path) -> Path:
     }
     conditional(folder, "Gemma3n", tokenizer, config, parts, std=0.3)
     state = load_file(folder / "model.safetensors")
-    # Nothing but words is written: the two libraries read marks of media in an answer in other ways.
-    state["model.language_model.embed_tokens.weight"][size:] = 0
+    # Nothing but words is written: the two libraries read marks of media in an answer in other ways. Not a row of
+    # zeros: vLLM 0.32 scales it to its own size, which is 0 / 0.
+    state["model.language_model.embed_tokens.weight"][size:] *= 0.1
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def speakers(folder: Path) -> Path:
+    """A MOSS that writes what two speakers say, whatever it hears: each token is followed by the next."""
+    moss(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    said = ["[0.50][S01]", "ships at sea", "[1.25]", "[1.50][S02]", "rain", "[2.00]"]
+    tokenizer.add_tokens([AddedToken(part, special=False, normalized=False) for part in said])
+    tokenizer.save_pretrained(folder)
+    file, language_model = folder / "model.safetensors", "model.language_model."
+    state = load_file(file)
+    tables = [f"{language_model}{name}.weight" for name in ("model.embed_tokens", "lm_head")]
+    for name in tables:
+        more = torch.randn(
+            len(tokenizer) - len(state[name]), DECODER["hidden_size"], generator=torch.Generator().manual_seed(1)
+        )
+        state[name] = torch.cat([state[name], more])
+    for name in state.keys() - set(tables):
+        if name.startswith(language_model) and ("o_proj" in name or "down_proj" in name):
+            state[name].zero_()
+    rows, heads = (state[name] for name in tables)
+    chain = [tokenizer.encode("\n")[-1], *tokenizer.convert_tokens_to_ids(said), tokenizer.eos_token_id]
+    heads[chain[1:]] = 10 * rows[chain[:-1]] / rows[chain[:-1]].norm(dim=-1, keepdim=True)
+    save_file(state, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = len(tokenizer)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def qwen3_omni(_: Path) -> Path:
+    """Qwen3-Omni, as the package builds it; its thinker transcribes."""
+    return Path(resolve_model("builtin:tiny-qwen3-omni"))
 
 
 def _plain_linear(input_size: int, output_size: int, bias: bool = True, **_: Any) -> nn.Linear:
@@ -355,7 +391,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     builder.__name__: builder
     for builder in (
         cohere_asr, fire_red_asr2, fun_asr, gemma3n, glm_asr, granite_speech, granite_speech_plus, kimi_audio, moss,
-        qwen3_asr_realtime, voxtral_realtime,
+        qwen3_asr_realtime, qwen3_omni, voxtral_realtime,
     )
 }  # fmt: skip
 # Packages that are no part of an installation on a CPU.

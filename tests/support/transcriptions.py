@@ -48,6 +48,7 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
         if transcript is None
         else [[part.start_s, part.end_s, part.text] for part in transcript.segments],
         "languages": [[part.seek, part.language] for part in (transcript and transcript.segments) or ()],
+        "speakers": [part.speaker for part in (transcript and transcript.segments) or ()],
         "words": [[word.text, word.start_s, word.end_s] for word in (transcript and transcript.words) or ()],
         "num_input_tokens": done.trace["num_input_tokens"],
     }

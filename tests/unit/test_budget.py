@@ -20,7 +20,11 @@ LINES = {
     "openai_api": 1_600,
     "records": 2_850,
     "report": 4_400,
+<<<<<<< HEAD
     "requests": 4_950,
+=======
+    "requests": 4_950,
+>>>>>>> wt-c
     "serve": 6_050,
     "stage": 1_350,
     "stats": 3_800,

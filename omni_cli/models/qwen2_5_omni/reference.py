@@ -70,7 +70,7 @@ class Qwen2_5OmniReference:
         thinker = force_tokens(output.tokens["thinker"])
         if "talker" not in output.tokens:
             self.answer(output.request, thinker)
-            return Expected({"thinker": thinker.scores}, num_input_tokens=self._num_input_tokens)
+            return Expected({"thinker": thinker.scores}, num_input_tokens=self.num_input_tokens)
         if len(thinker.token_ids) < self.MIN_SPOKEN:
             raise NoReferenceError("transformers cannot speak an answer of a single token")
         tokens = output.tokens["talker"]
@@ -79,7 +79,7 @@ class Qwen2_5OmniReference:
         arrays = {name: spoken.waveform for name in output.arrays}
         talker_scores = talker.scores if tokens.codes is None else codes.added_to(talker.scores)
         scores = {"thinker": thinker.scores, "talker": talker_scores}
-        return Expected(scores, arrays, self.config.stages[-1].name, num_input_tokens=self._num_input_tokens)
+        return Expected(scores, arrays, self.config.stages[-1].name, num_input_tokens=self.num_input_tokens)
 
     def answer(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> tuple[int, ...]:
         """Return the ids of a text answer without speech."""
@@ -151,7 +151,7 @@ class Qwen2_5OmniReference:
             raise NoReferenceError("its text is given, and not an answer")
         inputs = self.process_request(request).to(get_device())
         use_adapter(self.model.thinker, self._thinker, request)
-        self._num_input_tokens = inputs["input_ids"].shape[1]
+        self.num_input_tokens = inputs["input_ids"].shape[1]
         return inputs.to(self.model.dtype)
 
     def process_request(self, request: GenerateRequest) -> Any:

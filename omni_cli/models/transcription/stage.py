@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -56,6 +57,7 @@ class TranscriptionStage(TextStage):
         self._speech = SpeechPrompts.of(self._config)
         self._model, self._hearing = self._speech.model, self._speech.hearing
         self._own = read_own(self._config.model)
+        self._is_multilingual: bool = getattr(self._own, "is_multilingual", True)
         # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
         self._has_marks: bool = self._model.supports_explicit_language_detection
         self._timed: TimedModel | None = None
@@ -68,8 +70,15 @@ class TranscriptionStage(TextStage):
             processor.skip_decoder_start_token = True
             if getattr(self._own, "no_timestamps_token_id", None) is not None:
                 self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
-        self._aligner: Any = None
         self._transcriptions: dict[str, Transcription] = {}
+
+    @cached_property
+    def _aligner(self) -> Any:
+        """The forced aligner, which is loaded for the first request that needs it; None without one."""
+        from omni_cli.models.transcription.word_times import ForcedAligner
+
+        folder, device = self.spec.ar.aligner, self.engine.vllm_config.device_config.device
+        return folder and ForcedAligner(folder, self._config.dtype, device)
 
     @property
     def _chats(self) -> bool:
@@ -92,6 +101,8 @@ class TranscriptionStage(TextStage):
             super().add(request)
             return
         language = self._check(request)
+        if request.transcription.word_timestamps and self._aligner is not None:
+            self._aligner.check_language(language)
         ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
         samples = resample(samples, sample_rate, rate)
@@ -127,10 +138,6 @@ class TranscriptionStage(TextStage):
         begin, end = seeker.get_samples()
         transcription.pieces.append(self._window(begin / self._hearing.sample_rate, transcription.samples[begin:end]))
 
-    @property
-    def _is_multilingual(self) -> bool:
-        return bool(getattr(self._own, "is_multilingual", True))
-
     def _check(self, request: GenerateRequest) -> str | None:
         """Return the language; raise `InputError` for a request that the model cannot run."""
         text, media, asked = request.text, request.media, request.transcription
@@ -139,7 +146,9 @@ class TranscriptionStage(TextStage):
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         if asked.timestamps and not self._has_marks:
-            raise InputError("this model tells no times", hint="drop `timestamps`")
+            raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
+        if asked.speakers and not self._model.supports_diarized_transcription:
+            raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
         if asked.word_timestamps and not has_words:
             lacks = "generation_config.json has no `alignment_heads`" if self._timed else "stage has no `aligner`"
@@ -258,8 +267,8 @@ class TranscriptionStage(TextStage):
         piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence, heard_in))
         if transcription.request.transcription.word_timestamps and timed.has_words:
             language = self._name_language(transcription.language)
-            found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
-            piece.words = tuple(found)
+            before = active.context["prompt_ids"]
+            piece.words = (*timed.find_words(seeker, begin, parts, before, token_ids, language),)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
         if seeker.num_frames and not transcription.find_stop("".join(chunk.text for chunk in piece.chunks)):
             self._add_window(transcription, seeker)
@@ -346,33 +355,27 @@ class TranscriptionStage(TextStage):
         codes = {name: code for code, name in self._model.supported_languages.items()}
         language = transcription.language or (None if named is None else codes.get(named[1]))
         has_words = transcription.request.transcription.word_timestamps
-        if has_words and self.spec.ar.aligner is not None:
-            self._align(transcription.pieces, language, self.spec.ar.aligner)
+        if has_words and self._aligner is not None:
+            for piece in [each for each in transcription.pieces if not each.words]:
+                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
         words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
         duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
 
-    def _align(self, pieces: list[SoundWindow], language: str | None, folder: str) -> None:
-        """Find the words of pieces that have none."""
-        if self._aligner is None:
-            from omni_cli.models.transcription.word_times import ForcedAligner
-
-            self._aligner = ForcedAligner(folder, self._config.dtype, self.engine.vllm_config.device_config.device)
-        for piece in pieces:
-            if not piece.words:
-                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
-
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
-        """Yield a piece's text as one part, or the parts that a model which writes times has noted."""
+        """Yield a piece's text as one part, or the parts that a model which writes times or speakers has noted."""
         yield from piece.segments
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
-        if words and self._timed is None and not piece.segments:
+        if words and transcription.request.transcription.speakers:
+            space = " " * self._has_spaces(transcription)
+            yield from piece.parts_of_speakers(self._model.parse_diarized_transcript(words), space)
+        elif words and self._timed is None and not piece.segments:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 
+from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.seeking import Seeker
 from omni_cli.requests.contents import Segment, Word
 from omni_cli.requests.outputs import GenerateRequest
@@ -43,6 +44,14 @@ class SoundWindow:
         self.reader = StreamingTranscriptionPostProcessor()
         counts = (chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) if chunks else (0, 0)
         return TextChunk("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
+
+    def parts_of_speakers(self, parts: Iterable[Any], space: str) -> Iterator[Segment]:
+        """Yield parts that vLLM found in the text of a piece; raise `InputError` if there are none."""
+        if not parts:  # as of a prompt that asks for something else
+            raise InputError("the transcript does not tell its speakers", hint="ask for another `response_format`")
+        for part in parts:
+            start_s, end_s = (round(self.start_s + time_s, 3) for time_s in (part.start, part.end))
+            yield Segment(start_s, end_s, space + part.text, (), speaker=part.speaker)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_asr.processing_qwen3_asr import FORCED_ALIGNER_LANGUAGES, LANGUAGE_CODE_TO_NAME
 from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
+from omni_cli.core.errors import InputError
 from omni_cli.models.reference import replace_attribute
 from omni_cli.requests.contents import Word
 
@@ -72,11 +73,20 @@ class ForcedAligner:
             self._model: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=dtype)
         self._model.to(device).eval()
 
+    def check_language(self, language: str | None) -> None:
+        """Raise `InputError` for a language with words that a missing package finds."""
+        try:
+            self._processor.split_words_for_alignment("", LANGUAGE_CODE_TO_NAME.get(language or ""))
+        except ImportError as error:
+            message, _, remedy = str(error).partition(". ")
+            raise InputError(message, hint=f"{remedy}, or drop `word_timestamps`") from error
+
     @torch.inference_mode()
     def find_words(self, samples: np.ndarray, text: str, start_s: float, language: str | None) -> Iterator[Word]:
         """Yield the words of what is said in samples that begin at `start_s`."""
         if not any(map(str.isalnum, text)):  # no words, with which transformers' processor fails
             return
+        self.check_language(language)
         known = LANGUAGE_CODE_TO_NAME.get(language or "") in FORCED_ALIGNER_LANGUAGES
         inputs, words = self._processor.prepare_forced_aligner_inputs(samples, text, language if known else None)
         inputs = inputs.to(self._model.device, self._model.dtype)

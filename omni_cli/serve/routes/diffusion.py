@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from omni_cli.openai_api.replies import DeletedVideo, ImageItem, ImagesReply, VideoList, VideoReply
+from omni_cli.openai_api.replies import Deleted, ImageItem, ImagesReply, VideoList, VideoReply
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import encode_image
@@ -191,7 +191,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         return _describe(running, _find(running, video_id))
 
     @router.delete(Route.VIDEO, responses=errors(404, *WITH_KEY))
-    async def delete_video(video_id: str) -> DeletedVideo:
+    async def delete_video(video_id: str) -> Deleted:
         """Remove a video; one that is still being made ends."""
         running = _jobs(service, jobs)
         _find(running, video_id)

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.models.voices import openai_voices
-from omni_cli.openai_api.replies import DeletedVoice, SavedVoiceItem, SpeechEvent, VoiceItem, VoiceList
+from omni_cli.openai_api.replies import Deleted, SavedVoiceItem, SpeechEvent, VoiceItem, VoiceList
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
@@ -283,7 +283,7 @@ def voice_routes(service: Service) -> APIRouter:
         return _item(voice)
 
     @router.delete(Route.VOICE, responses=errors(400, 404, *WITH_KEY))
-    async def delete_voice(name: str) -> DeletedVoice:
+    async def delete_voice(name: str) -> Deleted:
         """Delete a saved voice; requests that speak with it end as they began."""
         try:
             removed = await asyncio.to_thread(_store(service).remove, name)

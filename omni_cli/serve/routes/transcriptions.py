@@ -20,7 +20,7 @@ from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, RUNNING, content, errors, parsed_routes
-from omni_cli.serve.schemas.speech import TranscriptionRequest, TranslationRequest
+from omni_cli.serve.schemas.speech import SoundRequest, TranscriptionRequest, TranslationRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
@@ -63,11 +63,11 @@ def _check_fields(body: TranscriptionRequest) -> None:
     excluded = f"`stream` sends text without times: it excludes `{body.response_format}`"
     refuse(
         ("timestamp_granularities", body.timestamp_granularities and body.response_format != "verbose_json", needed),
-        ("stream", body.stream and body.has_times, excluded),
+        ("stream", body.stream and body.response_format not in (None, "json", "text"), excluded),
     )
 
 
-async def _request(service: Service, body: TranslationRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:
+async def _request(service: Service, body: SoundRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:
     service.check_model(body.model)
     service.check_transcribes()
     service.check_prompt_length(len(body.prompt or ""))
@@ -81,7 +81,8 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask,
         prompt=body.prompt or None,
         transcription=TranscriptionOptions(
             task=task,
-            timestamps=body.has_times,
+            timestamps=body.response_format in ("srt", "vtt"),
+            speakers=body.response_format == "diarized_json",
             asked=True,
             word_timestamps="word" in body.granularities,
             **body.request_fields("transcription"),
@@ -91,7 +92,7 @@ async def _request(service: Service, body: TranslationRequest, task: SpeechTask,
     )
 
 
-def _media(body: TranslationRequest, decoder: MediaDecoder) -> dict[str, Any]:
+def _media(body: SoundRequest, decoder: MediaDecoder) -> dict[str, Any]:
     sound = decoder.speech(body.file.file, "file")
     return {"media": Media(audio=(sound,)), "notes": tuple(decoder.notes)}
 
@@ -110,7 +111,7 @@ async def _events(
                     yield {"type": "transcript.text.done", "text": get_text(event).text, "usage": counts}
 
 
-def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) -> Response:
+def _reply(result: RequestResult, body: SoundRequest, task: SpeechTask) -> Response:
     output = get_text(result)
     transcript = output.transcript
     assert transcript is not None
@@ -123,8 +124,23 @@ def _reply(result: RequestResult, body: TranslationRequest, task: SpeechTask) ->
         "text": output.text,
         "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
     }
+    if body.response_format in ("verbose_json", "diarized_json"):
+        reply |= {"task": task, "duration": round(transcript.duration_s, 3)}
+    if body.response_format == "diarized_json":
+        reply["segments"] = [
+            {
+                "type": "transcript.text.segment",
+                "id": f"seg_{number}",
+                "start": part.start_s,
+                "end": part.end_s,
+                "text": part.text.strip(),
+                "speaker": str(part.speaker),
+            }
+            for number, part in enumerate(transcript.segments)
+        ]
+        reply["text"] = "".join(segment.text for segment in transcript.segments).strip()
     if body.response_format == "verbose_json":
-        reply |= {"task": task, "language": transcript.language_name, "duration": round(transcript.duration_s, 3)}
+        reply["language"] = transcript.language_name
         if "segment" in body.granularities:
             reply["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
         if transcript.words is not None:

@@ -87,25 +87,27 @@ class VoiceUpload(Form):
     )
 
 
-@with_fields_of("translations")
-class TranslationRequest(ModelBody, Form):
+class SoundRequest(ModelBody, Form):
     file: Upload = Field(description="The sound: WAV, FLAC, MP3, Ogg, M4A, WebM, ...")
     prompt: str | None = Field(None, description="Text that came before, or words that may occur.")
-    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = Field(
-        None, description="Default: `json`. The last three have times."
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json", "diarized_json"] | None = Field(
+        None, description="Default: `json`. The last ones have times."
     )
-
-    @property
-    def has_times(self) -> bool:
-        return self.response_format in ("srt", "vtt", "verbose_json")
 
     @property
     def granularities(self) -> Sequence[str]:
         return ("segment",)
 
 
+@with_fields_of("translations")
+class TranslationRequest(SoundRequest):
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] | None = Field(
+        None, description="Default: `json`. The last three have times."
+    )
+
+
 @with_fields_of("transcriptions")
-class TranscriptionRequest(TranslationRequest):
+class TranscriptionRequest(SoundRequest):
     stream: bool | None = Field(None, description="Send the text as events while it is made.")
     timestamp_granularities: Items[Literal["segment", "word"]] = Field(
         default=[],

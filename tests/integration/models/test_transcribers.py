@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import transformers  # noqa: E402
 from support.answers import answer_of  # noqa: E402
 from support.references import TranscriptionReferenceAlone  # noqa: E402
 from support.tiny_models import qwen3_asr  # noqa: E402
-from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner  # noqa: E402
+from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner, speakers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+from transformers.models.qwen3_asr import processing_qwen3_asr  # noqa: E402
 
 from omni_cli.checkpoints.files import read_family  # noqa: E402
+from omni_cli.core.errors import InputError  # noqa: E402
 from omni_cli.models.reference import replace_attribute  # noqa: E402
 from omni_cli.models.transcription.word_times import ForcedAligner  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
@@ -45,8 +48,7 @@ def test_a_transcriber(name: str, tmp_path: Path) -> None:
         pytest.importorskip(package)
     folder = BUILDERS[name](tmp_path / name)
     requests = [{**request, "asked": True} for request in REQUESTS]
-    # Gemma 3n's logits in a chat about a sound are NaN with these weights, which is not understood.
-    chats = read_family(folder).roles[0].chats and name not in (*ALONE, "gemma3n")
+    chats = read_family(folder).roles[0].chats and name not in ALONE
     others = [{"seed": 0, "seconds": 1.0, "prompt": "What is it?"}] if chats else []
     answers = answer_of("transcriptions", {"folder": str(folder), "requests": [*requests, *others]}, tmp_path)
     found = answers["alone"][: len(requests)]
@@ -56,16 +58,20 @@ def test_a_transcriber(name: str, tmp_path: Path) -> None:
     if chats:
         assert answers["alone"][-1]["segments"] is None, "a prompt is answered"
     if name not in ALONE:
-        reference = TranscriptionReferenceAlone(folder)
-        expected = [reference.tokens(**request) for request in requests]
-        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in found] == expected
+        reference = TranscriptionReferenceAlone(folder, max_tokens=12)
+        expected = [reference.tokens(**request) for request in (*requests, *others)]
+        assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in answers["alone"]] == expected
 
 
 def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
     folder, aligner = qwen3_asr(tmp_path / "qwen3_asr"), forced_aligner(tmp_path / "aligner")
     request = {"seed": 5, "seconds": 3.0, "language": "en", "max_tokens": 20}
-    task = {"folder": str(folder), "aligner": str(aligner), "requests": [{**request, "word_timestamps": True}, request]}
-    timed, plain = answer_of("transcriptions", task, tmp_path)["alone"]
+    timed = {**request, "word_timestamps": True}
+    requests = [timed, request, {**timed, "language": "ja"}, {**timed, "speakers": True}]
+    task = {"folder": str(folder), "aligner": str(aligner), "requests": requests}
+    timed, plain, japanese, diarized = answer_of("transcriptions", task, tmp_path)["alone"]
+    assert diarized == "InputError: this model does not tell speakers apart"
+    assert find_spec("nagisa") or japanese == "InputError: Japanese forced alignment requires the `nagisa` package"
     assert timed["text"] == plain["text"] and not plain["words"]
     with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):  # without those that vLLM registers
         processor = transformers.Qwen3ASRProcessor.from_pretrained(aligner)
@@ -92,6 +98,24 @@ def test_a_stop_string_ends_the_texts_of_all_pieces(tmp_path: Path) -> None:
         assert [text for *_, text in cut["segments"]] == [text for text, *_ in cut["words"]] == ["on"]
 
 
-def test_a_forced_aligner_finds_no_words_in_marks(tmp_path: Path) -> None:
+def test_the_parts_of_speakers(tmp_path: Path) -> None:
+    requests = [
+        {"seed": 0, "seconds": 2.5, "speakers": True},
+        {"seed": 0, "seconds": 2.5, "speakers": True, "max_tokens": 2},
+    ]
+    folder = speakers(tmp_path / "moss")
+    whole, cut = answer_of("transcriptions", {"folder": str(folder), "requests": requests}, tmp_path)["alone"]
+    assert whole["text"] == "[0.50][S01]ships at sea[1.25][1.50][S02]rain[2.00]"
+    assert whole["segments"] == [[0.5, 1.25, " ships at sea"], [1.5, 2.0, " rain"]]
+    assert whole["speakers"] == ["S01", "S02"]
+    assert cut == "the transcript does not tell its speakers"
+
+
+def test_a_forced_aligner_finds_no_words_in_marks_and_names_a_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     aligner = ForcedAligner(str(forced_aligner(tmp_path / "aligner")), torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(processing_qwen3_asr, "is_soynlp_available", lambda: False)
+    with pytest.raises(InputError, match=r"^Korean forced alignment requires the `soynlp` package\n"):
+        list(aligner.find_words(voice(0, 1.0, 16_000)[0], "a word", 0.0, "ko"))
     assert list(aligner.find_words(voice(0, 1.0, 16_000)[0], " ... \u266a", 0.0, "en")) == []

@@ -92,6 +92,19 @@ def test_a_streamed_spoken_chat_about_media_is_the_whole_one(omni: OmniServer, c
     assert_same_sound(b"".join(map(base64.b64decode, pieces)), base64.b64decode(message["audio"]["data"]))
 
 
+def test_a_model_without_times_tells_which_stretch_it_heard(omni: OmniServer) -> None:
+    """Some clients ask for `verbose_json` whatever their user asks for."""
+    sound = encode_wav(np.sin(np.arange(16_000) / 6).astype(np.float32) / 2, 16_000)
+    transcribe = omni.client().audio.transcriptions.create
+    fields: dict[str, Any] = {"model": "tiny-qwen3-omni", "file": ("a.wav", sound), "language": "de"}
+    verbose = transcribe(response_format="verbose_json", **fields)
+    openai.types.audio.TranscriptionVerbose.model_validate(verbose.model_dump(), strict=True)
+    assert (verbose.text, verbose.language, verbose.duration) == (transcribe(**fields).text, "german", 1.0)
+    assert [(part.start, part.end, part.text) for part in verbose.segments] == [(0.0, 1.0, verbose.text.strip())]
+    with pytest.raises(openai.BadRequestError, match="this model tells no times"):
+        transcribe(response_format="srt", **fields)
+
+
 def test_the_official_client_gets_the_voice_it_asks_for(omni: OmniServer) -> None:
     def speak(voice: str) -> np.ndarray:
         reply = omni.client().chat.completions.create(

@@ -99,10 +99,12 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
         ),
         ({"timestamp_granularities": ["segment"]}, 400, "`timestamp_granularities`"),
         ({"response_format": "srt", "stream": True}, 400, "`stream`"),
-        ({"response_format": "diarized_json"}, 400, "response_format"),
+        ({"response_format": "diarized_json"}, 400, "does not tell speakers apart"),
+        ({"response_format": "diarized_json", "stream": True}, 400, "`stream`"),
         ({"temperature": -1.0}, 400, "temperature"),
         ({"extra_body": {"prompt_condition_type": "some"}}, 400, "prompt_condition_type"),
         ({"include": ["logprobs"]}, 400, "include"),
+        ({"extra_body": {"timestamp_granularities": "word"}}, 400, "did you mean `timestamp_granularities[]`?"),
         ({"model": "another"}, 404, "`another`"),
     ],
 )
