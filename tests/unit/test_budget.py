@@ -9,13 +9,13 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_500,
+    "backends": 9_550,
     "checkpoints": 3_250,
     "cli": 7_300,
     "config": 2_950,
     "core": 1_350,
     "engine": 4_250,
-    "measure": 11_350,
+    "measure": 11_400,
     "models": 12_700,
     "openai_api": 1_600,
     "records": 2_850,

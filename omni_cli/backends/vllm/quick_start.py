@@ -57,4 +57,4 @@ class PagesOnUse(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not torch.zeros or kwargs.get("dtype") is not torch.int8:
             return func(*args, **kwargs)
-        return torch.frombuffer(mmap.mmap(-1, *args, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.int8)
+        return torch.frombuffer(mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.int8)
