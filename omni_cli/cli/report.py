@@ -101,10 +101,9 @@ def _check_output(output: Path, records: list[Path]) -> None:
 
 
 def _need_libraries() -> None:
-    """Raise `OmniError` unless the libraries that draw and fill the page are installed."""
+    """Raise `OmniError` unless the libraries that fill the page are installed."""
     try:
         import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
         import msgspec  # noqa: F401
         import numpy  # noqa: F401
     except ImportError as error:
