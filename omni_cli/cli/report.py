@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from omni_cli.cli.options import QuietOption, VerboseOption, refuse_failed, write_report
+from omni_cli.cli.options import QuietOption, VerboseOption, check_output_files, refuse_failed, write_report
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import InputError, OmniError, OutputError, UsageError
+from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.text import visible
 
 if TYPE_CHECKING:
@@ -92,10 +92,7 @@ def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
 
 def _check_output(output: Path, records: list[Path]) -> None:
     """Check the output path before any record is read. Raises `OmniError`."""
-    if output.is_dir():
-        raise OutputError(f"cannot write `{output}`: it is a folder", hint=f"name a file: `-o {output}/report.html`")
-    if not output.parent.is_dir():
-        raise OutputError(f"cannot write `{output}`: no such folder: `{output.parent}`")
+    check_output_files(output)
     if any(path.exists() and output.exists() and path.samefile(output) for path in records):
         raise UsageError(f"the page would overwrite the record `{output}`", hint="name another file with `-o`")
 
