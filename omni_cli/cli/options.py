@@ -275,7 +275,7 @@ def check_output_files(*paths: Path | None) -> None:
         if path is None:
             continue
         if path.is_dir():
-            raise OutputError(f"cannot write `{path}`: it is a folder")
+            raise OutputError(f"cannot write `{path}`: it is a folder", hint="name a file in it")
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise OutputError(f"cannot write `{path}`: no folder `{path.parent}` that may be written to")
 

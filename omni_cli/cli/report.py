@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.cli.options import QuietOption, VerboseOption, argument, option, refuse_failed, write_report
+from omni_cli.cli.options import (
+    QuietOption,
+    VerboseOption,
+    argument,
+    check_output_files,
+    option,
+    refuse_failed,
+    write_report,
+)
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import InputError, OmniError, OutputError, UsageError
+from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.text import visible
 
 if TYPE_CHECKING:
@@ -85,19 +93,15 @@ def _write_smaller_is_better(output: Path, records: list[Path]) -> None:
 
 def _check_output(output: Path, records: list[Path]) -> None:
     """Check the output path before any record is read. Raises `OmniError`."""
-    if output.is_dir():
-        raise OutputError(f"cannot write `{output}`: it is a folder", hint=f"name a file: `-o {output}/report.html`")
-    if not output.parent.is_dir():
-        raise OutputError(f"cannot write `{output}`: no such folder: `{output.parent}`")
+    check_output_files(output)
     if any(path.exists() and output.exists() and path.samefile(output) for path in records):
         raise UsageError(f"the page would overwrite the record `{output}`", hint="name another file with `-o`")
 
 
 def _need_libraries() -> None:
-    """Raise `OmniError` unless the libraries that draw and fill the page are installed."""
+    """Raise `OmniError` unless the libraries that fill the page are installed."""
     try:
         import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
         import msgspec  # noqa: F401
         import numpy  # noqa: F401
     except ImportError as error:

@@ -129,6 +129,7 @@ SEAMS: dict[str, dict[str, str]] = {
         ),
     },
     "vllm.": {
+        "config.logging:LoggingConfig(log_level)": "is what was set up at import",
         "compilation.cuda_graph:CUDAGraphEntry(cudagraph)": "is there once a graph was captured",
         "compilation.cuda_graph:CUDAGraphWrapper(_all_instances)": "names all wrappers",
         "compilation.decorators:support_torch_compile(dynamic_arg_dims)": "compiles the prior's decoder",
@@ -193,8 +194,11 @@ SEAMS: dict[str, dict[str, str]] = {
             "are changed for a prompt that is only tokenized"
         ),
         "sequence:IntermediateTensors(tensors, __getitem__)": "is what pipeline ranks send, with our rows",
+        "renderers.hf:_try_get_processor_chat_template(tokenizer)": "is replaced where a model has no processor",
+        "renderers.hf:maybe_make_thread_pool(tokenizer, copies)": "is called for one copy",
         "tool_parsers:ToolParser(adjust_request)": "forces calls by a grammar, as JSON",
         "tool_parsers:ToolParserManager(list_registered)": "names the parsers of calls",
+        "triton_utils.dispatcher:_rebind_kernels(overrides)": "looks through vLLM's modules alone",
         "transformers_utils.processor:get_video_processor_cls_name_from_config(processor_name, revision)": (
             "names the processor of a checkpoint"
         ),
@@ -235,7 +239,9 @@ SEAMS: dict[str, dict[str, str]] = {
         "v1.structured_output.request:StructuredOutputRequest(params, reasoning_ended, reasoning_parser_kwargs)": (
             "are read, and written as vLLM's own server does"
         ),
-        "v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache": "is overridden as the GPU runner's",
+        "v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache(kv_cache_allocation_context)": (
+            "is overridden as the GPU runner's, and to allocate memory as it is used"
+        ),
         "v1.worker.cpu_model_runner:CPUModelRunner.load_model": "is overridden as the GPU runner's",
         "v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": "is overridden to mark what loading does",
         "v1.worker.cpu_worker:CPUWorker.determine_available_memory": "is overridden to mark what loading does",
@@ -280,6 +286,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "layers.vocab_parallel_embedding:ParallelLMHead(num_embeddings, embedding_dim, quant_config, prefix)": (
             "is the head"
         ),
+        "model_loader.base_loader:_get_online_quantization_config(vllm_config)": "is called for quantized weights",
         "model_loader.weight_utils:default_weight_loader(param, loaded_weight)": "loads a code predictor",
         "model_loader:get_model_cls(model_config)": "is called for the interface of transcription",
         "model_loader:register_model_loader(load_format)": "names that loader",
@@ -468,6 +475,7 @@ SOURCES: dict[str, dict[str, list[str]]] = {
             "self.shared_memory.unlink()",
         ],
         "vllm.distributed.parallel_state:GroupCoordinator.__init__": ["self.device_communicator"],
+        "vllm.logger:configure_logging_if_needed": ["if config != _last_configured_logging_config:"],
         "vllm.lora.lora_model:LoRAModel.from_local_checkpoint": ['f" but received {unexpected_modules}."'],
         "vllm.lora.model_manager:LoRAModelManager.__init__": ["self.modules"],
         "vllm.lora.peft_helper:PEFTHelper._match_pattern": [
@@ -504,6 +512,8 @@ SOURCES: dict[str, dict[str, list[str]]] = {
         "vllm.v1.structured_output.backend_guidance:GuidanceBackend.__post_init__": ["self.ll_tokenizer"],
         "vllm.v1.structured_output:StructuredOutputManager.__init__": ["self.backend", "self.tokenizer"],
         "vllm.v1.structured_output:StructuredOutputManager.grammar_init": ["if self.backend is None:"],
+        "vllm.triton_utils.dispatcher:_rebind_kernels": ["in list(sys.modules.values())"],
+        "vllm.v1.worker.utils:allocate_kv_cache": ["torch.zeros(buf_size, dtype=torch.int8"],
         "vllm.v1.worker.cpu_worker:CPUWorker.init_device": ["self.model_runner = CPUModelRunner("],
         "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__": ["self.num_prompt_tokens"],
         "vllm.v1.worker.gpu_input_batch:InputBatch.__init__": [

@@ -126,6 +126,20 @@ def test_everything_is_installed_in_its_locked_version(
         assert words[words.index("--constraint") + 1] == str(SCRIPT.parents[1] / "requirements" / "cuda.txt")
 
 
+def test_one_sentence_where_no_source_has_a_cpu_build(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(*_words: str, hint: str) -> None:
+        raise install.InstallError(f"`pip install` failed\n  | ERROR: {install.NO_WHEEL} for torch", hint)
+
+    monkeypatch.setattr(install.Pip, "run", run)
+    with pytest.raises(install.InstallError) as failure:
+        install.install_cpu_torch(install.Pip(tmp_path), "")
+    wanted = f"torch=={install.pinned('torch')}+cpu"
+    assert str(failure.value) == f"no source of pip has {wanted}; nothing is installed"
+    assert "TORCH_INDEX=URL" in failure.value.hint
+
+
 @pytest.mark.slow
 def test_a_failing_pip_shows_the_end_of_its_output(install: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()

@@ -1,5 +1,7 @@
 """The CPU twins of `gpu.py`: the same mixins over vLLM's CPU runner and worker."""
 
+from typing import Any
+
 import torch
 from vllm.model_executor.layers.fused_moe import layer
 from vllm.v1.worker import cpu_worker
@@ -8,6 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from omni_cli.backends.vllm.code_runner import CodeRunnerMixin
 from omni_cli.backends.vllm.diffusion_runner import DiffusionRunnerMixin
+from omni_cli.backends.vllm.quick_start import PagesOnUse
 from omni_cli.backends.vllm.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 from omni_cli.backends.vllm.workers import OmniWorkerMixin
 from omni_cli.core.compat import replace_attributes
@@ -25,6 +28,9 @@ class _Discarded(torch.Generator):
 
 class OmniCPUModelRunner(OmniRunnerMixin, CPUModelRunner):
     """vLLM's V1 CPU runner that decodes request payloads."""
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **{**kwargs, "kv_cache_allocation_context": PagesOnUse()})
 
 
 class CPUARModelRunner(ARRunnerMixin, OmniCPUModelRunner):

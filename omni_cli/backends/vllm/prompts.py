@@ -22,7 +22,7 @@ from vllm.multimodal import video as loaders
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.video_decoders import VideoSourceMetadata
-from vllm.renderers import ChatParams
+from vllm.renderers import ChatParams, hf
 from vllm.renderers.hf import HfRenderer, resolve_chat_template
 from vllm.transformers_utils.processor import get_video_processor_cls_name_from_config
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -52,6 +52,9 @@ class PromptMaker:
         self._renderer = engine.renderer
         self._model_config = engine.vllm_config.model_config
         self._stage = stage
+        if not self._model_config.is_multimodal_model:
+            # vLLM would look for a processor's template, and load the tokenizer again for it.
+            hf._try_get_processor_chat_template = lambda *_args, **_settings: None
         limits = self._processor.info.allowed_mm_limits if self._model_config.is_multimodal_model else {}
         self.takes = frozenset(name for name, limit in limits.items() if limit)
 

@@ -20,6 +20,7 @@ from omni_cli.backends.execution.ranges import mark
 from omni_cli.backends.vllm import device_settings
 from omni_cli.backends.vllm.adapters import EngineAdapters
 from omni_cli.backends.vllm.prompts import one_line
+from omni_cli.backends.vllm.quick_start import starting_quickly
 from omni_cli.backends.vllm.registry import prepare_models
 from omni_cli.backends.vllm.reply_parsing import ReplyParser
 from omni_cli.backends.vllm.weights import naming_missing_weights
@@ -93,7 +94,7 @@ class VllmStage:
             prepare_ranks(spec.stage.num_ranks, spec.stage.name)
         prepare_models(spec)
         self.adapters = EngineAdapters(spec)
-        with naming_missing_weights(spec), self.adapters.naming_unsupported():
+        with naming_missing_weights(spec), self.adapters.naming_unsupported(), starting_quickly():
             arguments = device_settings.with_given_cache(self.engine_args())
             self.engine = self.engine_cls.from_engine_args(EngineArgs(**arguments))
             self.adapters.load(self.engine)

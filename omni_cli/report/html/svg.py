@@ -1,71 +1,23 @@
-"""Matplotlib's figures as inline SVG: coloured by the page's style sheet, text as text, unique ids.
+"""Inline SVG: lines, areas, marks and texts, coloured by the page's style sheet.
 
 Each figure is drawn in two widths, because letters that are scaled with a drawing are too small on a phone.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure as Canvas
 
 WIDE, NARROW = 880, 358
 """Widths in pixels: a column on a desktop, and a phone's 390 pixels without the margins."""
 
-# Placeholders that no drawing contains otherwise; the page's style sheet maps them to colours, light and dark.
-COLOURS = {
-    name: f"#0{digit}0{digit}0{digit}"
-    for digit, name in enumerate(("ink", "muted", "line", "accent", "soft", "paper", "bad"), start=1)
-}
+COLOURS = {name: f"var(--{name})" for name in ("ink", "muted", "line", "accent", "soft", "paper", "bad")}
 INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = COLOURS.values()
-_VARIABLES = {colour: f"var(--{name})" for name, colour in COLOURS.items()}
-
-_SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    # Names in a record may contain dollar signs.
-    "text.parse_math": False,
-    "font.size": 12.5,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": 12,
-    "axes.facecolor": "none",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.linewidth": 1,
-    "axes.grid": True,
-    "axes.grid.axis": "x",
-    "grid.color": LINE,
-    "grid.linewidth": 0.75,
-    "axes.labelpad": 6,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "xtick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "xtick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.color": LINE,
-    "ytick.labelcolor": MUTED,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "figure.facecolor": "none",
-    "lines.solid_capstyle": "round",
-}
-_FONT_FAMILY = re.compile(r"font-family: [^;]*(; )?")
-_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
-_ALLOWED_TAGS = frozenset({"svg", "g", "path", "use", "text", "tspan", "defs", "clipPath", "rect", "circle"})
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -76,75 +28,104 @@ class Drawing:
     narrow: Markup
 
 
-class Sheet:
-    """A figure of `width` pixels to draw on; axes are placed in pixels from its upper left corner."""
+@dataclass(frozen=True)
+class Scale:
+    """Places values between two pixels, and those outside at the nearer one; `ticks` are named."""
 
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.canvas = Canvas(figsize=(width / 72, height / 72), dpi=72)
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float] = ()
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
+        return self.start + min(max((value - low) / (high - low or 1), 0), 1) * (self.end - self.start)
+
+
+class Sheet:
+    """A drawing; ids of its elements begin with `name`."""
+
+    def __init__(self, name: str, width: int, height: int) -> None:
+        self.name, self.width, self.height = name, width, height
+        self.root = ElementTree.Element("svg", viewBox=f"0 0 {width} {height}", width=str(width), height=str(height))
+        self._marks: set[str] = set()
 
     @property
     def is_wide(self) -> bool:
         return self.width == WIDE
 
-    def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
-        """Create axes between two corners; `right` and `bottom` count from the other edges."""
-        return self.canvas.add_axes(
-            (
-                left / self.width,
-                bottom / self.height,
-                (self.width - left - right) / self.width,
-                (self.height - top - bottom) / self.height,
-            )
-        )
+    def line(self, points: Iterable[Point], colour: str, width: float) -> None:
+        self._path(points, f"fill: none; stroke: {colour}; stroke-width: {width}; stroke-linecap: round")
+
+    def area(self, points: Iterable[Point], colour: str, *, opacity: float = 1, gap: float = 0) -> None:
+        """Fill what the points enclose; `gap` is the width of an edge in the paper's colour."""
+        self._path(points, f"fill: {colour}; opacity: {opacity}; stroke: {PAPER}; stroke-width: {gap}")
+
+    def band(self, xs: Point, ys: Point, colour: str, *, opacity: float = 1, gap: float = 0) -> None:
+        self.area([(xs[0], ys[0]), (xs[1], ys[0]), (xs[1], ys[1]), (xs[0], ys[1])], colour, opacity=opacity, gap=gap)
+
+    def marks(self, points: Iterable[Point], size: float, fill: str, edge: str = PAPER, width: float = 1.2) -> None:
+        """Draw discs, or diamonds of size 7."""
+        radius, name = size / 2, f"{self.name}-{size}"
+        if name not in self._marks:
+            self._marks.add(name)
+            arc = f"a {radius} {radius} 0 1 0"
+            shape = "M 0 -5 L 5 0 L 0 5 L -5 0 Z" if size == 7 else f"M {-radius} 0 {arc} {size} 0 {arc} {-size} 0 Z"
+            ElementTree.SubElement(ElementTree.SubElement(self.root, "defs"), "path", id=name, d=shape)
+        style = f"fill: {fill}; stroke: {edge}; stroke-width: {width}"
+        for x, y in points:
+            ElementTree.SubElement(self.root, "use", href=f"#{name}", x=f"{x:.2f}", y=f"{y:.2f}", style=style)
+
+    def text(
+        self, x: float, y: float, text: str, colour: str = MUTED, *, anchor: str = "start", strong: bool = False
+    ) -> None:
+        """Write a line of printable letters; lines behind it end around them."""
+        style = f"font-size: 12.5px; fill: {colour}; stroke: {PAPER}; stroke-width: 4px; paint-order: stroke; "
+        style += f"text-anchor: {anchor}; font-weight: {'bold' if strong else 'normal'}"
+        element = ElementTree.SubElement(self.root, "text", x=f"{x:.2f}", y=f"{y:.2f}", style=style)
+        element.text = "".join(letter if letter.isprintable() else "?" for letter in text)
+
+    def _path(self, points: Iterable[Point], style: str) -> None:
+        """Join points; the whole is closed only where it is filled."""
+        steps = " L ".join(f"{x:.2f} {y:.2f}" for x, y in points)
+        ElementTree.SubElement(self.root, "path", d=f"M {steps}", style=style)
+
+
+class Axes:
+    """A part of a sheet, between pixels from its edges, with a scale in each direction."""
+
+    def __init__(self, sheet: Sheet, left: float, top: float, right: float, bottom: float) -> None:
+        self.sheet, self.xs, self.ys = sheet, (left, sheet.width - right), (sheet.height - bottom, top)
+        self.x, self.y = Scale(0, 1, *self.xs), Scale(0, 1, *self.ys)
+
+    def rule(self, value: float, colour: str = LINE, width: float = 0.75) -> None:
+        """Draw a line from top to bottom."""
+        self.sheet.line([(self.x(value), place) for place in self.ys], colour, width)
+
+    def draw_x(self, label: str, *, has_grid: bool = True) -> None:
+        """Draw the lower edge with its ticks and the axis's label."""
+        bottom = self.ys[0]
+        self.sheet.line([(place, bottom) for place in self.xs], LINE, 1)
+        for tick in self.x.ticks:
+            if has_grid:
+                self.rule(tick)
+            self.sheet.text(self.x(tick), bottom + 16, f"{tick:.4g}", anchor="middle")
+        self.sheet.text(sum(self.xs) / 2, bottom + 36, label, anchor="middle")
+
+    def draw_y(self) -> None:
+        for tick in self.y.ticks:
+            self.sheet.line([(place, self.y(tick)) for place in self.xs], LINE, 0.75)
+            self.sheet.text(self.xs[0] - 4, self.y(tick) + 4, f"{tick:.4g}", anchor="end")
 
 
 def draw(name: str, height: int, paint: Callable[[Sheet], None]) -> Drawing:
     """Let `paint` draw on a wide and on a narrow sheet. `name` makes the ids of its elements unique in the page."""
-    return Drawing(*(_draw_sheet(f"{name}-{end}", width, height, paint) for end, width in (("w", WIDE), ("n", NARROW))))
-
-
-def _draw_sheet(name: str, width: int, height: int, paint: Callable[[Sheet], None]) -> Markup:
-    stream = io.StringIO()
-    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}), warnings.catch_warnings():
-        # Matplotlib measures with its own font, which may lack a letter that the reader's browser has.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        sheet = Sheet(width, height)
+    sheets = [Sheet(f"{name}-{end}", width, height) for end, width in (("w", WIDE), ("n", NARROW))]
+    for sheet in sheets:
         paint(sheet)
-        FigureCanvasSVG(sheet.canvas).print_svg(stream)  # type: ignore[no-untyped-call] # untyped in matplotlib
-    root = ElementTree.fromstring(stream.getvalue())
-    _clean(root, name)
-    root.attrib = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
     # Serialised by the XML library, which escapes all text.
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def _clean(element: ElementTree.Element, name: str) -> None:
-    """Keep the drawing, in the page's colours and font; prefix ids and references to them with `name`."""
-    element.tag = _local(element.tag)
-    for child in list(element):
-        if _local(child.tag) in _ALLOWED_TAGS:
-            _clean(child, name)
-        else:
-            element.remove(child)
-    element.attrib = {_local(key): _value(_local(key), value, name) for key, value in element.attrib.items()}
-    if element.tag != "text" and element.tag != "tspan":
-        element.text = None
-    element.tail = None
-
-
-def _value(key: str, value: str, name: str) -> str:
-    if key == "id":
-        return f"{name}-{value}"
-    if key == "href":
-        return f"#{name}-{value[1:]}"
-    if key == "clip-path":
-        return value.replace("url(#", f"url(#{name}-")
-    if key == "style":
-        return _COLOUR.sub(lambda match: _VARIABLES.get(match[0], match[0]), _FONT_FAMILY.sub("", value))
-    return value
-
-
-def _local(name: str) -> str:
-    """Return a name without its namespace, which HTML does not need."""
-    return name.rpartition("}")[2]
+    return Drawing(*(Markup(ElementTree.tostring(sheet.root, encoding="unicode")) for sheet in sheets))

@@ -119,7 +119,7 @@ def test_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is a folder" in failure(capsys, str(bench), "-o", str(tmp_path))
-    assert "no such folder" in failure(capsys, str(bench), "-o", str(tmp_path / "no/page.html"))
+    assert "no folder" in failure(capsys, str(bench), "-o", str(tmp_path / "no/page.html"))
     content = bench.read_bytes()
     assert "would overwrite the record" in failure(capsys, str(bench), "-o", str(bench))
     assert bench.read_bytes() == content
@@ -158,7 +158,7 @@ sys.exit(run(sys.argv[2:]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["matplotlib", "jinja2", "numpy"])
+@pytest.mark.parametrize("library", ["jinja2", "numpy"])
 def test_a_library_that_is_missing(library: str, bench: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", BLOCKED, library, "report", str(bench), "-o", str(tmp_path / "page.html")]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -169,10 +169,10 @@ def test_a_library_that_is_missing(library: str, bench: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["report", "--help"], ["profiles", "list"]])
-def test_nothing_but_a_page_loads_the_plotting_library(arguments: list[str]) -> None:
+def test_nothing_but_a_page_loads_what_draws_it(arguments: list[str]) -> None:
     program = (
         "import sys; from omni_cli.cli.app import run; run(sys.argv[1:]); sys.stdout.flush();"
-        "sys.exit(any(name in sys.modules for name in ('matplotlib.figure', 'omni_cli.report.html.svg', 'torch')))"
+        "sys.exit(any(name in sys.modules for name in ('jinja2', 'omni_cli.report.html.svg', 'torch')))"
     )
     result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

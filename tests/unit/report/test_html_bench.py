@@ -136,7 +136,7 @@ def test_ids_are_unique(page: Element) -> None:
     from support.html_pages import every
 
     ids = [item.attributes["id"] for item in every(page) if item.attributes.get("id")]
-    assert len(ids) == len(set(ids)) > 50
+    assert len(ids) == len(set(ids)) > 20
 
 
 def test_commands_to_repeat_it(compared: Record, tmp_path: Path) -> None:
