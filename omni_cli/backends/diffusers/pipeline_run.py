@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -35,7 +34,6 @@ from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionReque
 from omni_cli.backends.diffusers.step_cache import StepCaches
 from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.backends.execution.ranges import Clock, Consecutive, mark
-from omni_cli.core.compat import replace_attributes
 from omni_cli.requests.pipeline_call import AUDIO_FIELDS, IMAGE_FIELDS, SOUND_FIELDS, VIDEO_FIELDS, PipelineCall
 
 if TYPE_CHECKING:
@@ -173,6 +171,8 @@ class PipelineRunner:
 
         Exceptions of `on_step` and of the pipeline propagate, with the pipeline ready for its next call.
         """
+        from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
+
         self.has_denoised = False
         if self.adapters.use(requests[0].lora) and self.prompt_cache is not None:
             self.prompt_cache.clear()  # of a text encoder with another adapter
@@ -181,9 +181,9 @@ class PipelineRunner:
         self._marks = marks = _Marks(self._clock.mark())
         note_step = self._step_noting(marks, requests[0], arguments, on_step)
         arguments |= callback_arguments(self.step_callback, self._call.arguments, note_step)
-        noted = scheduler_steps(self._pipeline, note_step) if self.step_callback == "scheduler" else nullcontext()
+        note_scheduler = note_step if self.step_callback == "scheduler" else None
         try:
-            with noted, heard_messages() as messages:
+            with scheduler_steps(self._pipeline, note_scheduler), heard_messages() as messages:
                 output = self._pipeline(**arguments)
         finally:
             self._marks = None
@@ -352,28 +352,6 @@ def callback_arguments(kind: StepCallback, names: Collection[str], note_step: Ca
             callback["callback_on_step_end_tensor_inputs"] = []
         return callback
     return {"callback": legacy, "callback_steps": 1} if kind == "callback" else {}
-
-
-@contextmanager
-def scheduler_steps(pipeline: Any, note_step: Callable[[], None]) -> Iterator[None]:
-    """Run `note_step` after each step of the pipeline's scheduler, if it has one that makes steps."""
-    scheduler = getattr(pipeline, "scheduler", None)
-    owner: Any = next((base for base in type(scheduler).__mro__ if "step" in vars(base)), None)
-    if owner is None:
-        yield
-        return
-    step = owner.step
-
-    # Pipelines look at its parameters. It is the class's, because a copy of the scheduler would share an instance's.
-    @functools.wraps(step)
-    def step_and_note(this: object, *args: object, **kwargs: object) -> object:
-        result = step(this, *args, **kwargs)
-        if this is scheduler:
-            note_step()
-        return result
-
-    with replace_attributes(owner, step=step_and_note):
-        yield
 
 
 def windowed_steps(pipeline: Any, arguments: Mapping[str, Any]) -> int | None:
