@@ -15,11 +15,11 @@ ensure_torchvision_importable()
 
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
+from omni_cli.backends.execution.fusion import fuse_gelu  # noqa: E402
 from omni_cli.backends.execution.modes import (  # noqa: E402
     CompiledGraphMode,
     CompiledMode,
     GraphMode,
-    fuse_gelu,
     make_execution_mode,
     repeated_blocks,
 )
@@ -357,3 +357,14 @@ def test_a_gelu_behind_a_linear_layer_becomes_part_of_its_product(approximate, f
     assert found == [fused]
     # torch computes the approximation on CUDA only, and the exact function on a CPU.
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-3 if fused else 0)
+
+
+def test_a_gelu_behind_a_quantized_layer_stays():
+    torchao = pytest.importorskip("torchao.quantization")
+    module = FeedForward().requires_grad_(False)
+    torchao.quantize_(module, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    found = []
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.compile(module, backend=lambda graph, _: found.append(fuse_gelu(graph)) or graph)(torch.randn(3, 4))
+    assert found == [0]
