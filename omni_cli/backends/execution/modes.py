@@ -45,6 +45,9 @@ class ExecutionMode:
         """Run calls inside the context as plain Python, for observers of the module's operations."""
         return nullcontext()
 
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        """Compile another module, not by its blocks, in modes that compile; what torch cannot compile runs eagerly."""
+
     def close(self) -> None:
         """Restore the module."""
 
@@ -154,7 +157,7 @@ class CompiledMode(_ReplacedForward):
         super().__init__(module)
         self._stage = stage
         limit = torch._dynamo.config.recompile_limit * num_variants
-        keys: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": limit}
+        self._keys = keys = dict[str, Any]({"fullgraph": True, "dynamic": True, "recompile_limit": limit})
         # By default, torch runs the latest code that fits: after other sizes, code that may round differently.
         torch._C._dynamo.eval_frame._set_lru_cache(False)
         # By default, code compiled for a square image runs only for square ones.
@@ -179,6 +182,22 @@ class CompiledMode(_ReplacedForward):
             self._replace(block, hide_operations(torch.compile(block.forward, **keys)))
         call = part.forward if blocks else hide_operations(torch.compile(part.forward, **keys))
         self._replace(part, functools.partial(self._run, part, call))
+
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        self.counters.compiled_regions += 1
+        own = module.forward
+        chosen: Callable[..., object] = functools.partial(self._run, module, torch.compile(own, **self._keys))
+
+        def run(*args: object, **kwargs: object) -> object:
+            nonlocal chosen
+            try:
+                return chosen(*args, **kwargs)
+            except (StageError, RuntimeError) as error:
+                logger.warning("%s; from now on it runs eagerly", error)
+                chosen = own
+                return own(*args, **kwargs)
+
+        self._replace(module, run)
 
     def _run(self, part: torch.nn.Module, call: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         self._running = True
@@ -250,6 +269,9 @@ class CompiledGraphMode(GraphMode):
         self.execution = execution
         self._is_eager = execution != "compile_cudagraph"
         self._compiled.use("eager" if execution == "eager" else "compile")
+
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        self._compiled.compile_whole(module)
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:

@@ -307,6 +307,31 @@ def test_a_module_beside_is_compiled_too(transformer, monkeypatch):
     assert execution_mode.counters.compiled_graphs == compiled and "forward" not in vars(second)
 
 
+def test_a_whole_module_is_compiled_too_or_runs_eagerly_if_that_fails(transformer, monkeypatch, caplog):
+    compilers: list[object] = []
+
+    def compiler(graph, _inputs):
+        compilers.append(graph)
+        if len(compilers) > 1:
+            raise NotImplementedError("no code for this")
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
+    torch.compiler.reset()
+    good, bad = FeedForward(), FeedForward().double()
+    execution_mode = CompiledMode(transformer, stage="image")
+    for module in (good, bad):
+        x = torch.randn(2, 4, dtype=module.up.weight.dtype)
+        expected = module(x)
+        execution_mode.compile_whole(module)
+        assert torch.equal(module(x), expected) and torch.equal(module(x), expected)
+    assert len(compilers) == 2 and "cannot compile FeedForward" in caplog.text
+    execution_mode.use("eager")
+    assert torch.equal(good(x.float()), good(x.float())) and len(compilers) == 2
+    execution_mode.close()
+    assert "forward" not in vars(good) and "forward" not in vars(bad)
+
+
 class Breaks(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
