@@ -39,12 +39,16 @@ class CallTime:
     host_s: float
     total_s: float
 
+    @property
+    def is_host_bound(self) -> bool:
+        return self.host_s >= _HOST_BOUND * self.total_s
+
 
 def choose_execution(eager: CallTime, compiled: CallTime, *, with_graphs: bool) -> tuple[Execution, str]:
     """Return the mode and why; without `with_graphs` one that captures no CUDA graph."""
     took = f"a compiled call takes {_ms(compiled.total_s)}, {_ms(compiled.host_s)} of it on the host"
     reason = f"{took}, an eager one {_ms(eager.total_s)}"
-    if with_graphs and compiled.host_s >= _HOST_BOUND * compiled.total_s:
+    if with_graphs and compiled.is_host_bound:
         return "compile_cudagraph", reason
     return ("compile" if compiled.total_s <= _MIN_GAIN * eager.total_s else "eager"), reason
 
@@ -212,6 +216,8 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
 
     Returns the stage's keys that it has chosen; the reason is the mode's.
     """
+    import torch
+
     from omni_cli.backends.execution.modes import CompiledGraphMode, CompiledMode
 
     if not isinstance(mode, CompiledMode | CompiledGraphMode):
@@ -222,7 +228,12 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
         for execution in _MEASURED_MODES:
             mode.use(execution)
             times.append(_time_of_call(executor))
+            if times[0].is_host_bound:
+                # cuDNN, which torch takes on Hopper, plans for 35 to 55 ms at each new length of a prompt. What it
+                # saves repays that only where the device is the bound.
+                torch.backends.cuda.enable_cudnn_sdp(False)
     except OmniError as error:
+        torch.backends.cuda.enable_cudnn_sdp(True)
         mode.choose("eager", f"`{execution}` failed in a warm-up call: {error}")
         return {"execution": "eager"}
     chosen: dict[str, Any] = {}
@@ -230,6 +241,8 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
     attention = faster_attention(executor.config, executor.device)
     if attention is not None and chosen["execution"] != "eager" and _is_faster(executor, attention, times[-1]):
         chosen["attention_backend"] = attention
+    if chosen["execution"] == "eager":
+        torch.backends.cuda.enable_cudnn_sdp(True)
     mode.choose(chosen["execution"], reason)
     return chosen
 
