@@ -252,8 +252,9 @@ def twin(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def twin_pipeline(pipeline: Any) -> Any:
-    """A second pipeline with its own denoiser and scheduler and the same weights."""
-    parts = {**pipeline.components, "transformer": twin(pipeline.transformer)}
+    """A second pipeline with its own denoiser, autoencoder and scheduler and the same weights."""
+    changed = {name: twin(pipeline.components[name]) for name in ("transformer", "vae") if name in pipeline.components}
+    parts = {**pipeline.components, **changed}
     # Settings that are no parts, such as Wan's boundary between two experts.
     names = inspect.signature(type(pipeline).__init__).parameters.keys() - parts.keys()
     settings = {name: pipeline.config[name] for name in names if name in pipeline.config}

@@ -9,12 +9,12 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_600,
+    "backends": 9_700,
     "checkpoints": 3_250,
     "cli": 7_150,
     "config": 2_950,
     "core": 1_350,
-    "engine": 4_250,
+    "engine": 4_300,
     "measure": 11_300,
     "models": 12_550,
     "openai_api": 1_600,

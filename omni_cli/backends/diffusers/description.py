@@ -31,7 +31,7 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.import_utils import BACKENDS_MAPPING
 from PIL import Image
 
-from omni_cli.backends.diffusers.pipeline_run import scheduler_steps
+from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file, read_object
 from omni_cli.core.errors import CheckpointError
 from omni_cli.requests.contents import CallFile

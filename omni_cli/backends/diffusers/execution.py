@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.backends.diffusers.arguments import grey_media
 from omni_cli.backends.diffusers.memory import empty_cache, synchronize
 from omni_cli.backends.diffusers.parallel import faster_attention, find_denoiser, use_attention
-from omni_cli.backends.diffusers.requests import DiffusionModelOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
 from omni_cli.backends.execution.ranges import mark
 from omni_cli.config.schema import DiffusionStageConfig, Execution
 from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, notes_on
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     import torch
 
     from omni_cli.backends.execution.modes import ExecutionMode
-    from omni_cli.requests.pipeline_call import PipelineCall
 
 # A compiled call that is not faster by more than this repays no compilation.
 _MIN_GAIN = 0.97
 # The device waits for the host if it has nothing left to do when the host has launched the last operation. Where it is
 # the slower one, the host took at most 0.90 of a call on H200s; where it waits, all of it.
 _HOST_BOUND = 0.95
+# Half of a decode of these is moments of GroupNorm: 1024 x 1024 takes 36 instead of 85 ms compiled on an H200. Those of
+# videos normalize without moments, and decode frames one by one with caches.
+_COMPILED_VAES = ("AutoencoderKL", "AutoencoderKLFlux2")
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,16 @@ class CallTime:
     host_s: float
     total_s: float
 
+    @property
+    def is_host_bound(self) -> bool:
+        return self.host_s >= _HOST_BOUND * self.total_s
+
 
 def choose_execution(eager: CallTime, compiled: CallTime, *, with_graphs: bool) -> tuple[Execution, str]:
     """Return the mode and why; without `with_graphs` one that captures no CUDA graph."""
     took = f"a compiled call takes {_ms(compiled.total_s)}, {_ms(compiled.host_s)} of it on the host"
     reason = f"{took}, an eager one {_ms(eager.total_s)}"
-    if with_graphs and compiled.host_s >= _HOST_BOUND * compiled.total_s:
+    if with_graphs and compiled.is_host_bound:
         return "compile_cudagraph", reason
     return ("compile" if compiled.total_s <= _MIN_GAIN * eager.total_s else "eager"), reason
 
@@ -122,14 +128,6 @@ def widest_execution(config: DiffusionStageConfig, device: str) -> Execution:
     return "compile_cudagraph"
 
 
-def set_precision(config: DiffusionStageConfig, device: str) -> None:
-    """Make float32's arithmetic that of the stage's `precision`, if it has one. Raises `StageError` without TF32."""
-    if config.precision is not None:
-        from omni_cli.backends.execution.precision import use_precision
-
-        use_precision(config.precision, stage=config.name, device=device)
-
-
 def precision_in(pipeline: Any) -> str:
     """Read back the arithmetic of all layers of the pipeline's models."""
     from torch import nn
@@ -142,8 +140,8 @@ def precision_in(pipeline: Any) -> str:
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:
     """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
-    Where the stage leaves it open, the mode is one that contains all that may be chosen. Compilation and capture happen
-    in later calls.
+    Where the stage leaves it open, the mode is one that contains all that may be chosen. The VAE's decoder is compiled
+    where the denoiser is, except on a CPU, where that takes minutes. Compilation and capture happen in later calls.
     """
     from omni_cli.backends.execution.modes import make_execution_mode
 
@@ -151,7 +149,7 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
     if module is not None:
         execution = config.execution or widest_execution(config, device)
         second = getattr(pipeline, SECOND_DENOISER, None)
-        return make_execution_mode(
+        mode = make_execution_mode(
             module,
             execution,
             stage=config.name,
@@ -159,6 +157,10 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
             num_variants=1 + len(config.lora),
             beside=() if second is None else (second,),
         )
+        vae = getattr(pipeline, "vae", None)
+        if vae is not None and type(vae).__name__ in _COMPILED_VAES and device != "cpu":
+            mode.compile_whole(vae.decoder)
+        return mode
     if config.execution in (None, "eager"):
         return None
     raise StageError(
@@ -197,27 +199,7 @@ def choose_device(config: DiffusionStageConfig, rank: int) -> str:
     )
 
 
-class Executor(Protocol):
-    """The part of `DiffusersPipelineExecutor` that the first calls use."""
-
-    config: DiffusionStageConfig
-    call: PipelineCall
-    device: str
-
-    @property
-    def pipeline(self) -> Any: ...
-
-    @property
-    def denoiser(self) -> ExecutionMode | None: ...
-
-    def resolve(self, request: DiffusionRequest) -> DiffusionRequest: ...
-
-    def execute_model(self, scheduler_output: DiffusionSchedulerOutput) -> DiffusionModelOutput: ...
-
-    def abort_requests(self, request_ids: Iterable[str]) -> None: ...
-
-
-def warm_up(executor: Executor) -> None:
+def warm_up(executor: Any) -> None:
     """Compile or capture for the stage's own size and guidance, for the base model and each adapter.
 
     Does nothing in eager execution. A prompt of another length may still need its own graph.
@@ -229,11 +211,13 @@ def warm_up(executor: Executor) -> None:
     empty_cache(executor.device)  # requests may be smaller than the stage's own size
 
 
-def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
+def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
     """Measure calls at the stage's own size in the modes that `mode` contains, and use the best one.
 
     Returns the stage's keys that it has chosen; the reason is the mode's.
     """
+    import torch
+
     from omni_cli.backends.execution.modes import CompiledGraphMode, CompiledMode
 
     if not isinstance(mode, CompiledMode | CompiledGraphMode):
@@ -244,7 +228,12 @@ def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
         for execution in _MEASURED_MODES:
             mode.use(execution)
             times.append(_time_of_call(executor))
+            if times[0].is_host_bound:
+                # cuDNN, which torch takes on Hopper, plans for 35 to 55 ms at each new length of a prompt. What it
+                # saves repays that only where the device is the bound.
+                torch.backends.cuda.enable_cudnn_sdp(False)
     except OmniError as error:
+        torch.backends.cuda.enable_cudnn_sdp(True)
         mode.choose("eager", f"`{execution}` failed in a warm-up call: {error}")
         return {"execution": "eager"}
     chosen: dict[str, Any] = {}
@@ -252,11 +241,13 @@ def choose_mode(executor: Executor, mode: ExecutionMode) -> dict[str, Any]:
     attention = faster_attention(executor.config, executor.device)
     if attention is not None and chosen["execution"] != "eager" and _is_faster(executor, attention, times[-1]):
         chosen["attention_backend"] = attention
+    if chosen["execution"] == "eager":
+        torch.backends.cuda.enable_cudnn_sdp(True)
     mode.choose(chosen["execution"], reason)
     return chosen
 
 
-def _is_faster(executor: Executor, attention: str, before: CallTime) -> bool:
+def _is_faster(executor: Any, attention: str, before: CallTime) -> bool:
     """Return True if compiled calls are faster with this attention backend, which then stays set."""
     use_attention(executor.pipeline, attention)
     try:
@@ -269,7 +260,7 @@ def _is_faster(executor: Executor, attention: str, before: CallTime) -> bool:
     return faster
 
 
-def _time_of_call(executor: Executor) -> CallTime:
+def _time_of_call(executor: Any) -> CallTime:
     """Return the least time of the denoiser's first calls; the pipeline's call ends soon after them."""
 
     def end_early(calls: Sequence[CallTime]) -> None:
@@ -283,7 +274,7 @@ def _time_of_call(executor: Executor) -> CallTime:
     return CallTime(min(call.host_s for call in calls), min(call.total_s for call in calls))
 
 
-def _call(executor: Executor, adapter: str | None) -> None:
+def _call(executor: Any, adapter: str | None) -> None:
     prompt = "warm-up" if "prompt" in executor.call.arguments else None
     for media in grey_media(executor.call, executor.config):
         # Two steps: some schedules divide by zero with one.

@@ -17,7 +17,6 @@ from omni_cli.backends.diffusers.execution import (
     choose_mode,
     precision_in,
     prepare_execution,
-    set_precision,
     warm_up,
 )
 from omni_cli.backends.diffusers.loading import load_pipeline
@@ -96,7 +95,10 @@ class DiffusersPipelineExecutor:
         check_accelerator(config, self.device)
         check_package(config)
         check_attention(config)
-        set_precision(config, self.device)
+        if config.precision is not None:
+            from omni_cli.backends.execution.precision import use_precision
+
+            use_precision(config.precision, stage=config.name, device=self.device)
         self.prompt_cache_bytes = prompt_cache_bytes
         self._make_pipeline = make_pipeline
         self.is_sleeping = False
@@ -148,6 +150,7 @@ class DiffusersPipelineExecutor:
             self.prompt_cache_bytes,
             caches,
             adapters,
+            moves_weights=self.config.offload != "none" or self.config.num_ranks > 1,
         )
         self.sample_rate = get_sample_rate(pipeline)
         if self.sample_rate is None and makes_sound(pipeline, self.call):

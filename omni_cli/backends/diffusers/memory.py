@@ -29,12 +29,6 @@ def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
             stage=config.name,
             hint=f"--set {config.name}.offload=none",
         )
-    if config.use_stream and not device.startswith("cuda"):
-        raise StageError(
-            f"stage `{config.name}`: `use_stream` needs a CUDA device, and the stage runs on `{device}`",
-            stage=config.name,
-            hint=f"remove `use_stream` from the stage `{config.name}`",
-        )
 
 
 def check_parts(config: DiffusionStageConfig, parts: Parts) -> None:

@@ -17,55 +17,12 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_shapes
-from torch import fx
 
 from omni_cli.backends.execution.counters import ExecutionCounters
+from omni_cli.backends.execution.fusion import compile_graph
 from omni_cli.backends.execution.graphs import MAX_GRAPHS, GraphBackend, GraphManager, hide_operations
 from omni_cli.config.schema import Execution
 from omni_cli.core.errors import StageError
-
-
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-    """Compile as `torch.compile` does by default; a `backend` of it.
-
-    Its code generator leaves products to cuBLAS and makes a kernel of its own of the GELU, which reads and writes the
-    widest activations of a transformer block once more: 4 of 137 ms of a forward of Qwen-Image on an H200. cuBLAS
-    applies the tanh approximation before it writes. The result differs by rounding, as compiled code does anyway.
-    """
-    if fuse_gelu(graph):
-        graph.graph.eliminate_dead_code()
-        graph.recompile()
-    return torch._inductor.compile(graph, inputs)  # type: ignore[no-any-return]
-
-
-def fuse_gelu(graph: fx.GraphModule) -> int:
-    """Replace each `gelu(linear(x), approximate="tanh")` with a bias; return their number."""
-    activations = [node for node in graph.graph.nodes if _is_gelu_of_linear(node)]
-    for gelu in activations:
-        inputs, weight, bias = gelu.args[0].args
-        with graph.graph.inserting_before(gelu):
-            fused = graph.graph.call_function(_linear_gelu, (inputs, weight, bias))
-        gelu.replace_all_uses_with(fused)
-    return len(activations)
-
-
-def _is_gelu_of_linear(node: fx.Node) -> bool:
-    if node.target is not torch._C._nn.gelu or node.kwargs.get("approximate") != "tanh":
-        return False
-    linear = node.args[0]
-    return (
-        isinstance(linear, fx.Node)
-        and linear.target is torch._C._nn.linear
-        and len(linear.users) == 1
-        and len(linear.args) == 3
-        and linear.args[2] is not None
-    )
-
-
-def _linear_gelu(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    rows = torch._addmm_activation(bias, inputs.flatten(0, -2), weight.t(), use_gelu=True)
-    return rows.unflatten(0, inputs.shape[:-1])
-
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +44,9 @@ class ExecutionMode:
     def eagerly(self) -> AbstractContextManager[None]:
         """Run calls inside the context as plain Python, for observers of the module's operations."""
         return nullcontext()
+
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        """Compile another module, not by its blocks, in modes that compile; what torch cannot compile runs eagerly."""
 
     def close(self) -> None:
         """Restore the module."""
@@ -197,7 +157,7 @@ class CompiledMode(_ReplacedForward):
         super().__init__(module)
         self._stage = stage
         limit = torch._dynamo.config.recompile_limit * num_variants
-        keys: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": limit}
+        self._keys = keys = dict[str, Any]({"fullgraph": True, "dynamic": True, "recompile_limit": limit})
         # By default, torch runs the latest code that fits: after other sizes, code that may round differently.
         torch._C._dynamo.eval_frame._set_lru_cache(False)
         # By default, code compiled for a square image runs only for square ones.
@@ -222,6 +182,22 @@ class CompiledMode(_ReplacedForward):
             self._replace(block, hide_operations(torch.compile(block.forward, **keys)))
         call = part.forward if blocks else hide_operations(torch.compile(part.forward, **keys))
         self._replace(part, functools.partial(self._run, part, call))
+
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        self.counters.compiled_regions += 1
+        own = module.forward
+        chosen: Callable[..., object] = functools.partial(self._run, module, torch.compile(own, **self._keys))
+
+        def run(*args: object, **kwargs: object) -> object:
+            nonlocal chosen
+            try:
+                return chosen(*args, **kwargs)
+            except (StageError, RuntimeError) as error:
+                logger.warning("%s; from now on it runs eagerly", error)
+                chosen = own
+                return own(*args, **kwargs)
+
+        self._replace(module, run)
 
     def _run(self, part: torch.nn.Module, call: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         self._running = True
@@ -293,6 +269,9 @@ class CompiledGraphMode(GraphMode):
         self.execution = execution
         self._is_eager = execution != "compile_cudagraph"
         self._compiled.use("eager" if execution == "eager" else "compile")
+
+    def compile_whole(self, module: torch.nn.Module) -> None:
+        self._compiled.compile_whole(module)
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:

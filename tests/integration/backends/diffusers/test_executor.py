@@ -179,6 +179,21 @@ def test_the_prompt_cache_works_and_changes_no_image(executors, plain, model):
     assert encoded == [2, 2, 2], "the prompt and the negative prompt, once each"
 
 
+def test_a_call_runs_in_inference_mode_and_encodes_its_prompt_outside_of_it(executors):
+    executor = executors["qwen_image"]
+    modes: dict[str, bool] = {}
+
+    def note(part: str):
+        return lambda *_: modes.update({part: torch.is_inference_mode_enabled()})
+
+    parts = ("text_encoder", "transformer")
+    hooks = [getattr(executor.pipeline, part).register_forward_pre_hook(note(part)) for part in parts]
+    make_image(executor, DiffusionRequest("0", "an unseen cat", seed=1))
+    for hook in hooks:
+        hook.remove()
+    assert modes == {"text_encoder": False, "transformer": True} and not torch.is_inference_mode_enabled()
+
+
 def test_prompt_cache_drops_least_recently_used_and_modified_entries():
     encoded: list[str] = []
 

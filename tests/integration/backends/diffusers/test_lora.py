@@ -94,19 +94,19 @@ def test_compiled_steps_take_adapters(
 ) -> None:
     """Traced, images are the same to the bit; a compiler of kernels rounds otherwise.
 
-    Each adapter has two programs: the first block's inputs are views of other tensors, and those of the rest are not.
+    Each adapter has one program: in inference mode, inputs that are views of other tensors are like those that are not.
     """
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
     torch.compiler.reset()
     lora = {name: f"{adapters[own]}@{scale:g}" for name, (own, scale) in WANTED.items() if own and name}
     keys = {"num_inference_steps": STEPS, "height": SIZE, "width": SIZE, "execution": "compile", "lora": lora}
-    with torch._dynamo.config.patch(recompile_limit=2):  # the limit is for each adapter
+    with torch._dynamo.config.patch(recompile_limit=1):  # the limit is for each adapter
         executor = DiffusersPipelineExecutor(
             DiffusionStageConfig.create("image", **keys), str(folder), "float32", "cpu"
         )
     executor.compile_or_warm_up_model()
     warm = executor.execution_counters
-    assert warm["compiled_graphs"] == 2 * len(WANTED) and warm["recompiles"] == 2 * len(WANTED) - 1
+    assert warm["compiled_graphs"] == len(WANTED) and warm["recompiles"] == len(WANTED) - 1
     for name in [*WANTED, "half", None, "warm"]:
         request = executor.resolve(DiffusionRequest("0", PROMPT, seed=SEED, lora=name))
         (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs

@@ -26,8 +26,8 @@ from support.tiny_pipelines.build import build
 from support.videos import psnr_db, read_video
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.pipeline_run import scheduler_steps
 from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
 from omni_cli.backends.diffusers.stage import DiffusersStage, get_media
 from omni_cli.checkpoints.tiny_pipelines import video
 from omni_cli.config.loader import load_profile

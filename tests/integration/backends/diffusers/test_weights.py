@@ -177,3 +177,55 @@ def test_a_pipeline_without_what_a_key_changes_refuses_it():
         stage = DiffusionStageConfig.create("image", **{key: "int8_weight_only" if key == "quantization" else True})
         with pytest.raises(UsageError, match=why):
             weights.reshape_weights(pipeline, stage)
+
+
+@needs_torchao
+@pytest.mark.parametrize(
+    ("name", "keys", "chosen", "kept"),
+    [
+        (
+            "QwenImageTransformer2DModel",
+            {"num_layers": 1},
+            {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.net.0.proj", "img_mlp.net.2"},
+            {"attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.2", "img_mod.1", "txt_mod.1"},
+        ),
+        (
+            "FluxTransformer2DModel",
+            {"num_layers": 1, "num_single_layers": 0},
+            {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2"},
+            {"norm1.linear", "norm1_context.linear", "attn.add_k_proj", "ff_context.net.2"},
+        ),
+        (
+            "WanTransformer3DModel",
+            {"num_layers": 1},
+            {f"attn1.to_{each}" for each in ("q", "k", "v", "out.0")}
+            | {"attn2.to_q", "attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2"},
+            {"attn2.to_k", "attn2.to_v"},
+        ),
+    ],
+)
+def test_products_in_float8_are_those_of_the_rows_of_an_image(monkeypatch, name, keys, chosen, kept):
+    quantized: list[str] = []
+
+    def quantize(model, _config, filter_fn):
+        quantized.extend(path for path, module in model.named_modules() if filter_fn(module, path))
+
+    import diffusers
+
+    monkeypatch.setattr(pytest.importorskip("torchao.quantization"), "quantize_", quantize)
+    with torch.device("meta"):
+        model = getattr(diffusers, name)(**keys).to(torch.bfloat16)
+    weights._quantize(model, "float8_dynamic")
+    within = {path.partition("blocks.0.")[2] for path in quantized}
+    assert within == chosen
+    layers = {path.partition("blocks.0.")[2] for path, _ in model.named_modules()}
+    assert kept <= layers - within
+
+
+def test_small_layers_keep_their_type():
+    sizes = [(2560, 2560), (64, 4096), (4096, 64)]
+    assert [weights.has_many_rows(torch.nn.Linear(*size, device="meta"), "to_q") for size in sizes] == [
+        True,
+        False,
+        False,
+    ]

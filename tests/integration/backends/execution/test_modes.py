@@ -15,11 +15,11 @@ ensure_torchvision_importable()
 
 from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
+from omni_cli.backends.execution.fusion import fuse_gelu  # noqa: E402
 from omni_cli.backends.execution.modes import (  # noqa: E402
     CompiledGraphMode,
     CompiledMode,
     GraphMode,
-    fuse_gelu,
     make_execution_mode,
     repeated_blocks,
 )
@@ -307,6 +307,31 @@ def test_a_module_beside_is_compiled_too(transformer, monkeypatch):
     assert execution_mode.counters.compiled_graphs == compiled and "forward" not in vars(second)
 
 
+def test_a_whole_module_is_compiled_too_or_runs_eagerly_if_that_fails(transformer, monkeypatch, caplog):
+    compilers: list[object] = []
+
+    def compiler(graph, _inputs):
+        compilers.append(graph)
+        if len(compilers) > 1:
+            raise NotImplementedError("no code for this")
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
+    torch.compiler.reset()
+    good, bad = FeedForward(), FeedForward().double()
+    execution_mode = CompiledMode(transformer, stage="image")
+    for module in (good, bad):
+        x = torch.randn(2, 4, dtype=module.up.weight.dtype)
+        expected = module(x)
+        execution_mode.compile_whole(module)
+        assert torch.equal(module(x), expected) and torch.equal(module(x), expected)
+    assert len(compilers) == 2 and "cannot compile FeedForward" in caplog.text
+    execution_mode.use("eager")
+    assert torch.equal(good(x.float()), good(x.float())) and len(compilers) == 2
+    execution_mode.close()
+    assert "forward" not in vars(good) and "forward" not in vars(bad)
+
+
 class Breaks(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -357,3 +382,14 @@ def test_a_gelu_behind_a_linear_layer_becomes_part_of_its_product(approximate, f
     assert found == [fused]
     # torch computes the approximation on CUDA only, and the exact function on a CPU.
     torch.testing.assert_close(made, expected, rtol=0, atol=1e-3 if fused else 0)
+
+
+def test_a_gelu_behind_a_quantized_layer_stays():
+    torchao = pytest.importorskip("torchao.quantization")
+    module = FeedForward().requires_grad_(False)
+    torchao.quantize_(module, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    found = []
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.compile(module, backend=lambda graph, _: found.append(fuse_gelu(graph)) or graph)(torch.randn(3, 4))
+    assert found == [0]
