@@ -73,18 +73,13 @@ class Seeker:
     def before(self) -> list[int]:
         """Return the tokens before the one that begins the current window's transcript."""
         limit = self.traits.max_tokens // 2 - 1
-        prompt_ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
-        heard: list[int] = []
+        ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
         if self.asked.condition_on_prev_tokens and self._is_sure:
             heard = self.clock.tokens_before(self.heard, limit)
-            if not has_all:
-                ids = (prompt_ids + heard)[-limit:]
-                return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
-            room = min(limit, 2 * limit - _MIN_ROOM - len(prompt_ids))
-            heard = heard[-room:] if room > 0 else []
+            room = max(0, 2 * limit - _MIN_ROOM - len(ids))
+            ids = ids + heard[max(0, len(heard) - room) :] if has_all else (ids + heard)[-limit:]
         elif self.begin and not has_all:
             return []
-        ids = prompt_ids + heard
         return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
 
     def take(

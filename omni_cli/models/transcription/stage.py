@@ -31,7 +31,7 @@ from omni_cli.models.transcription.whisper_rules import (
     Confidence,
     WhisperRules,
 )
-from omni_cli.models.transcription.windows import SoundWindow, Transcription, up_to_end, without_first
+from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
@@ -139,6 +139,8 @@ class TranscriptionStage(TextStage):
             raise InputError("this model transcribes speech: it does not chat")
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
+        if request.sampling.get("stop", self.spec.ar.sampling.stop):
+            raise InputError("a transcript is that of the whole sound", hint="drop `stop`")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`")
         has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
@@ -197,9 +199,6 @@ class TranscriptionStage(TextStage):
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
-        # They end the whole text, not a window, which would then be another one.
-        transcription.stops, transcription.keeps_stop = tuple(params.stop or ()), params.include_stop_str_in_output
-        params.stop = []
         return seeker.name_sound(prompt), params
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
@@ -224,7 +223,6 @@ class TranscriptionStage(TextStage):
             self._admit_all(transcription)
             return []
         piece = transcription.pieces[number]
-        piece.is_stopped = isinstance(output.outputs[0].stop_reason, str)
         for report in super().output(active, output):
             if isinstance(report, TextChunk) and transcription.seeker is None:
                 piece.chunks.append(report)
@@ -241,8 +239,7 @@ class TranscriptionStage(TextStage):
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
         piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
-            is_sure = seeker.thresholds.are_off and not transcription.stops
-            end = seeker.clock.count_settled(token_ids) if is_sure else 0
+            end = seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0
             self._settle(piece, active, timed, end)
             return
         noted = CONFIDENCES.pop(active.request.request_id)
@@ -262,7 +259,7 @@ class TranscriptionStage(TextStage):
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames and not transcription.find_stop("".join(chunk.text for chunk in piece.chunks)):
+        if seeker.num_frames:
             self._add_window(transcription, seeker)
             self._admit(transcription, len(transcription.pieces) - 1)
 
@@ -281,7 +278,7 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             followers = transcription.pieces[transcription.num_sent + 1 :][:1]
-            if followers and followers[0].overlaps and not piece.is_stopped:
+            if followers and followers[0].overlaps:
                 if piece.done is None or followers[0].done is None:
                     return reports
                 self._make_seam(transcription, piece, followers[0])
@@ -296,7 +293,6 @@ class TranscriptionStage(TextStage):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
-            transcription.is_stopped |= piece.is_stopped
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]
 
@@ -316,7 +312,6 @@ class TranscriptionStage(TextStage):
             text = text.lstrip()
             if text and transcription.text and self._has_spaces(transcription):
                 text = f" {text}"
-        text = transcription.cut_at_stop(text)
         piece.text += text
         transcription.text += text
         return text
@@ -326,9 +321,6 @@ class TranscriptionStage(TextStage):
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
-        if transcription.is_stopped:
-            last = transcription.pieces[-1]
-            last.segments, last.words = (*up_to_end(last.segments, last.text),), (*up_to_end(last.words, last.text),)
         pairs = zip(transcription.pieces, texts, strict=True)
         segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
