@@ -43,11 +43,8 @@ _GRAPHS_BYTES = 1 << 30
 _ACTIVATION_BYTES = {"cuda": 1 << 30, "host": 512 << 20}
 # Of a diffusion on a device: it works on all of an output at once.
 _ACTIVATION_SHARE = 0.1
-_WHISPER_SIZES = {
-    "num_hidden_layers": "decoder_layers",
-    "num_attention_heads": "decoder_attention_heads",
-    "hidden_size": "d_model",
-}
+_SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+_WHISPER_SIZES = ("decoder_layers", "decoder_attention_heads", "d_model")
 # Of the quantizations that are no file.
 _BITS_PER_WEIGHT = {name: 4 if name.endswith("nf4") else 8 for name in get_args(Quantization) if name != "none"}
 _HINT = "use smaller `kv_cache_memory_bytes` or `max_model_len`, a smaller `dtype`, or `devices` with more memory"
@@ -241,7 +238,7 @@ def _states_size(stage: ARStageConfig) -> bool:
 def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], dtype: str) -> None:
     """Note the cache of a rank for as many and as long requests as its stage takes."""
     if "decoder_layers" in decoder:  # Whisper, whose decoder looks at a whole window
-        decoder = {**decoder, **{name: decoder.get(theirs) for name, theirs in _WHISPER_SIZES.items()}}
+        decoder = {**decoder, **dict(zip(_SIZES, map(decoder.get, _WHISPER_SIZES), strict=True))}
         rank.num_heard = decoder["max_source_positions"]
     token_bytes = cache_bytes_per_token(decoder, dtype)
     known = decoder.get("max_position_embeddings")
@@ -252,7 +249,7 @@ def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], d
 
 def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     """Return the bytes of a token's keys and values in all layers, those of branches included; None if unknown."""
-    sizes = [decoder.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    sizes = [decoder.get(key) for key in _SIZES]
     layers, heads, hidden = (size if isinstance(size, int) else 0 for size in sizes)
     if not (layers and heads and hidden):
         return None

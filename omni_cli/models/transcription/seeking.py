@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio, token_bytes
+import torch
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens
 from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.requests.contents import TranscriptionOptions
 
@@ -90,7 +93,8 @@ class Seeker:
         if self.before() and self.clock.stops_at_once(ids, self.num_frames):
             self._without_prompt = True
             return None
-        ratio = compression_ratio(token_bytes(token_ids, self.traits.vocab_size)) if token_ids else 0.0
+        get_ratio, ids_of_all = WhisperGenerationMixin._retrieve_compression_ratio, torch.tensor(token_ids)
+        ratio = get_ratio(ids_of_all, self.traits.vocab_size) if token_ids else 0.0
         verdict = self.thresholds.judge(ratio, avg_logprob, no_speech)
         if verdict == "again" and self.attempt + 1 < len(self.thresholds.temperatures):
             self.attempt += 1

@@ -56,6 +56,7 @@ class TranscriptionStage(TextStage):
         self._speech = SpeechPrompts.of(self._config)
         self._model, self._hearing = self._speech.model, self._speech.hearing
         self._own = read_own(self._config.model)
+        self._is_multilingual: bool = getattr(self._own, "is_multilingual", True)
         # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
         self._has_marks: bool = self._model.supports_explicit_language_detection
         self._timed: TimedModel | None = None
@@ -104,12 +105,11 @@ class TranscriptionStage(TextStage):
             is_cut = hearing.allow_audio_chunking and hearing.max_audio_clip_s
             pieces = cut(samples, rate, hearing.max_audio_clip_s) if is_cut else [Cut(0, len(samples))]
             for piece in pieces:
-                window = self._window(piece.begin / rate, samples[piece.begin : piece.end])
-                transcription.pieces.append(replace(window, overlaps=piece.overlaps))
+                self._add_window(transcription, piece.begin, piece.end, overlaps=piece.overlaps)
         else:
             asked = request.sampling.get("temperature", self.spec.ar.sampling.temperature)
             transcription.seeker = self._timed.new_seeker(request, samples, float(asked or 0.0))
-            self._add_window(transcription, transcription.seeker)
+            self._add_window(transcription, *transcription.seeker.get_samples())
         self._transcriptions[request.request_id] = transcription
         try:
             if language is None and self._model.supports_explicit_language_detection:
@@ -120,17 +120,9 @@ class TranscriptionStage(TextStage):
             self.abort(request.request_id)
             raise
 
-    def _window(self, start_s: float, samples: np.ndarray) -> SoundWindow:
-        return SoundWindow(start_s, samples, self._model.get_streaming_post_processor_cls()())
-
-    def _add_window(self, transcription: Transcription, seeker: Seeker) -> None:
-        """Add the window that a sound has come to."""
-        begin, end = seeker.get_samples()
-        transcription.pieces.append(self._window(begin / self._hearing.sample_rate, transcription.samples[begin:end]))
-
-    @property
-    def _is_multilingual(self) -> bool:
-        return bool(getattr(self._own, "is_multilingual", True))
+    def _add_window(self, transcription: Transcription, begin: int, end: int, *, overlaps: bool = False) -> None:
+        start_s, reader = begin / self._hearing.sample_rate, self._model.get_streaming_post_processor_cls()()
+        transcription.pieces.append(SoundWindow(start_s, transcription.samples[begin:end], reader, overlaps))
 
     def _check(self, request: GenerateRequest) -> str | None:
         """Return the language; raise `InputError` for a request that the model cannot run."""
@@ -253,14 +245,15 @@ class TranscriptionStage(TextStage):
             self._admit(transcription, len(transcription.pieces) - 1)
             return
         end_s = len(transcription.samples) / self._hearing.sample_rate
-        piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence, heard_in))
+        about = Segment(0.0, 0.0, "", (), begin, temperature, confidence[0], None, confidence[1], heard_in)
+        piece.segments = tuple(timed.make_segments(parts, end_s, about))
         if transcription.request.transcription.word_timestamps and timed.has_words:
             language = self._name_language(transcription.language)
             found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
             piece.words = tuple(found)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
         if seeker.num_frames:
-            self._add_window(transcription, seeker)
+            self._add_window(transcription, *seeker.get_samples())
             self._admit(transcription, len(transcription.pieces) - 1)
 
     def _settle(self, piece: SoundWindow, active: ActiveRequest, timed: TimedModel, end: int) -> None:

@@ -56,26 +56,16 @@ class TimedModel:
         text: str = self._tokenizer.decode(words, skip_special_tokens=True)
         return text
 
-    def make_segments(
-        self,
-        parts: Sequence[HeardPart],
-        end_s: float,
-        begin: int,
-        temperature: float,
-        confidence: tuple[float | None, float | None],
-        language: str | None,
-    ) -> Iterator[Segment]:
-        """Yield the parts of a window that have words; `confidence` is the mean log-probability of its tokens, and the
-        probability that nothing is said, `language` the one that it sounds like."""
+    def make_segments(self, parts: Sequence[HeardPart], end_s: float, about: Segment) -> Iterator[Segment]:
+        """Yield the parts of a window that have words; what is known of it as a whole is that of `about`."""
         words = self.decode([token_id for part in parts for token_id in part.token_ids])
-        ratio = compression_ratio(words.encode()) if words else None
+        about = replace(about, compression_ratio=compression_ratio(words.encode()) if words else None)
         for part in parts:
             text = self.decode(part.token_ids)
             if text.strip():
                 # The last window is longer than the sound, and so may be its last part.
                 first_s, last_s = (round(min(time_s, end_s), 3) for time_s in (part.start_s, part.end_s))
-                about = (begin, temperature, confidence[0], ratio, confidence[1], language)
-                yield Segment(first_s, last_s, text, part.token_ids, *about)
+                yield replace(about, start_s=first_s, end_s=last_s, text=text, token_ids=part.token_ids)
 
     def find_words(
         self,

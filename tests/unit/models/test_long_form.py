@@ -13,9 +13,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
-from transformers.models.whisper.generation_whisper import WhisperGenerationMixin  # noqa: E402
 
-from omni_cli.models.transcription.long_form import Thresholds, TimeTokens, compression_ratio, token_bytes  # noqa: E402
+from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits  # noqa: E402
 from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
 from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
@@ -34,27 +33,13 @@ WINDOWS = {
 }
 
 
-def retrieve(ids: list[int], begin: int, num_frames: int) -> tuple[list[tuple[float, float, tuple[int, ...]]], int]:
-    """Return what transformers makes of a window's tokens."""
-    segments, step = WhisperGenerationMixin._retrieve_segment(
-        seek_sequence=torch.tensor(ids), seek_outputs=[None], time_offset=torch.tensor([begin * 0.01]).double(),
-        timestamp_begin=1000, seek_num_frames=torch.tensor([num_frames]), time_precision=0.02,
-        time_precision_features=0.01, input_stride=2, prev_idx=0, idx=0, return_token_timestamps=False,
-        decoder_input_ids=torch.zeros((1, 1)),
-    )  # fmt: skip
-    parts = [(float(part["start"]), float(part["end"]), tuple(part["tokens"].tolist())) for part in segments]
-    return parts, int(step)
-
-
-@pytest.mark.parametrize("ids", WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.parametrize(("begin", "num_frames"), [(0, 3000), (1234, 3000), (2500, 317)])
-def test_a_window_is_read_as_transformers_reads_it(ids: list[int], begin: int, num_frames: int) -> None:
-    expected, step = retrieve(ids, begin, num_frames)
-    parts, found_step = CLOCK.read_window(ids, begin, num_frames)
-    assert found_step == step
-    assert [part.token_ids for part in parts] == [tokens for *_, tokens in expected]
-    for part, (start_s, end_s, _) in zip(parts, expected, strict=True):
-        assert (part.start_s, part.end_s) == pytest.approx((start_s, end_s))
+def test_a_window_goes_on_from_its_last_time() -> None:
+    parts, step = CLOCK.read_window(WINDOWS["left open"], 1234, 3000)
+    (part,) = parts
+    assert (part.start_s, part.end_s) == pytest.approx((12.34, 14.34))
+    assert (part.token_ids, step) == ((1000, 5, 1100, 1120), 200)
+    parts, step = CLOCK.read_window(WINDOWS["two sentences"], 0, 3000)
+    assert [(part.start_s, part.end_s) for part in parts] == [(0.0, 2.0), (2.0, 5.0)] and step == 3000
 
 
 def test_text_that_streams_is_never_taken_back() -> None:
@@ -125,10 +110,3 @@ def test_thresholds_are_those_of_the_checkpoint_and_off_without() -> None:
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.1) is None and sound.temperature == 0.4
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.1), "the last temperature's text stays"
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.9) == [] and sound.begin == 6000, "silence"
-
-
-def test_a_compression_ratio_is_that_of_transformers() -> None:
-    ids = [5, 6, 7] * 30
-    for vocab_size in (100, 51_864):
-        expected = WhisperGenerationMixin._retrieve_compression_ratio(torch.tensor(ids), vocab_size)
-        assert compression_ratio(token_bytes(ids, vocab_size)) == expected
