@@ -37,7 +37,7 @@ class WindowTraits:
 
 @dataclass
 class Seeker:
-    """One sound, window after window; `heard` are the tokens of the parts that are kept.
+    """One sound, window after window; `heard` are the tokens of the parts that are kept, `ends_s` where they end.
 
     `key` names the current window, at any temperature, for vLLM's cache of encoded sounds.
     """
@@ -52,6 +52,7 @@ class Seeker:
     attempt: int = 0
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     heard: list[tuple[int, ...]] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
     _without_prompt: bool = False
     _is_sure: bool = True
 

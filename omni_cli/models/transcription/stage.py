@@ -32,7 +32,7 @@ from omni_cli.models.transcription.whisper_rules import (
     WhisperRules,
 )
 from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
-from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
+from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions, Word
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
@@ -248,9 +248,7 @@ class TranscriptionStage(TextStage):
         about = Segment(0.0, 0.0, "", (), begin, temperature, confidence[0], None, confidence[1], heard_in)
         piece.segments = tuple(timed.make_segments(parts, end_s, about))
         if transcription.request.transcription.word_timestamps and timed.has_words:
-            language = self._name_language(transcription.language)
-            found = timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids, language)
-            piece.words = tuple(found)
+            timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
         if seeker.num_frames:
             self._add_window(transcription, *seeker.get_samples())
@@ -332,23 +330,23 @@ class TranscriptionStage(TextStage):
         codes = {name: code for code, name in self._model.supported_languages.items()}
         language = transcription.language or (None if named is None else codes.get(named[1]))
         has_words = transcription.request.transcription.word_timestamps
-        if has_words and self.spec.ar.aligner is not None:
-            self._align(transcription.pieces, language, self.spec.ar.aligner)
-        words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
+        words = tuple(self._find_words(transcription, language)) if has_words else None
         duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
 
-    def _align(self, pieces: list[SoundWindow], language: str | None, folder: str) -> None:
-        """Find the words of pieces that have none."""
+    def _find_words(self, transcription: Transcription, language: str | None) -> Iterator[Word]:
+        if transcription.seeker is not None and self._timed is not None and self._timed.has_words:
+            yield from self._timed.read_words(transcription.seeker, transcription.language)
+            return
         if self._aligner is None:
             from omni_cli.models.transcription.word_times import ForcedAligner
 
-            self._aligner = ForcedAligner(folder, self._config.dtype, self.engine.vllm_config.device_config.device)
-        for piece in pieces:
-            if not piece.words:
-                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
+            folder, device = self.spec.ar.aligner, self.engine.vllm_config.device_config.device
+            self._aligner = ForcedAligner(str(folder), self._config.dtype, device)
+        for piece in transcription.pieces:
+            yield from self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()

@@ -9,7 +9,7 @@ import numpy as np
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 
 from omni_cli.models.transcription.seeking import Seeker
-from omni_cli.requests.contents import Segment, Word
+from omni_cli.requests.contents import Segment
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone, TextChunk
 
@@ -31,7 +31,6 @@ class SoundWindow:
     done: RequestDone | None = None
     num_settled: int = 0
     segments: tuple[Segment, ...] = ()
-    words: tuple[Word, ...] = ()
 
     def read_whole(self) -> TextChunk:
         """Return the text of a piece that has ended as one chunk."""

@@ -74,7 +74,7 @@ CLOCK = TimeTokens(first_id=1000, frames_per_step=2, frame_s=0.01)
 
 
 def write_sentences(begin_s: float) -> list[int]:
-    """What an exact Whisper writes of a window of our recording: the times of each sentence, the last one left open."""
+    """Return the tokens of an exact Whisper in a window: the times of each sentence, the last one left open."""
     ids, start_s = [], 2.6
     while start_s < begin_s + 30:
         for samples, rate in read_speech():
