@@ -31,8 +31,8 @@ from support.spoken_sentences import SENTENCES, speak
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+from omni_cli.measure.bench.quality import count_word_errors
 from omni_cli.records.metrics import WER, WORDS
-from omni_cli.stats.word_errors import count_word_errors
 
 
 class LongForm:

@@ -109,7 +109,7 @@ def stage_decoders(config: EngineConfig, folder: Path) -> Decoders:
         for key in filter(None, keys.split(".")):
             part = part.get(key) if isinstance(part, dict) else None
         if isinstance(part, dict):
-            inner = part.get("text_config")
+            inner = part.get("thinker_config", part).get("text_config")  # of a transcriber beside others
             num_branches = role.num_branches if role is not None else 0
             decoders[stage.name] = {**(inner if isinstance(inner, dict) else part), NUM_BRANCHES: num_branches}
     return decoders

@@ -133,9 +133,8 @@ class Family:
     """One architecture under all its names in checkpoints.
 
     `entry_file` contains the name in a checkpoint. `claims` is a function of a name, true for those that the family
-    takes beside its `architectures`. A family without either takes all that no other family does. `missing_package` is
-    a function of a checkpoint's folder: a package that it needs and that is not installed. `vllm_models` maps an
-    architecture's name to a model class that vLLM lacks and no role has. `builtins` maps the name of a built-in
+    takes beside its `architectures`. A family without either takes all that no other family does. `vllm_models` maps
+    an architecture's name to a model class that vLLM lacks and no role has. `builtins` maps the name of a built-in
     checkpoint to a function of an output folder and a seed; a built checkpoint is kept until a module beside that
     function's, or of `omni_cli.checkpoints`, changes. `profile` is a function of a checkpoint folder and a `Machine`;
     it returns the keys of a profile's stages, by name; `kind`, `backend` and `input` follow from the roles.
@@ -155,7 +154,6 @@ class Family:
     roles: tuple[StageRole, ...]
     architectures: tuple[str, ...] = ()
     claims: Reference | None = None
-    missing_package: Reference | None = None
     entry_file: EntryFile = "config.json"
     vllm_models: Mapping[str, Reference] = field(default_factory=dict)
     builtins: Mapping[str, Reference] = field(default_factory=dict)

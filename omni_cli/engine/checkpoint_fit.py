@@ -10,7 +10,7 @@ from omni_cli.checkpoints.architectures import check_known
 from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import find_folder
-from omni_cli.config.families import BUILTIN_PREFIX, Family, families, load
+from omni_cli.config.families import BUILTIN_PREFIX, Family, families
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.core.errors import CheckpointError
 from omni_cli.engine.devices import check_devices
@@ -38,12 +38,6 @@ def check_fit(config: EngineConfig, folder: Path) -> None:
     """Raise `CheckpointError` if a stage cannot be part of the checkpoint in `folder`."""
     check_known(folder, trusts_code=config.trust_remote_code)
     family = read_family(folder)
-    package = load(family.missing_package)(folder) if family.missing_package else None
-    if package is not None:
-        raise CheckpointError(
-            f"`{folder}` is a {read_model_kind(folder)}, which needs the package `{package}`",
-            hint=f"install it: pip install {package}",
-        )
     names_of = functools.cache(weight_shapes)
     for stage in config.stages:
         role = family.role(stage.name)

@@ -43,6 +43,8 @@ _GRAPHS_BYTES = 1 << 30
 _ACTIVATION_BYTES = {"cuda": 1 << 30, "host": 512 << 20}
 # Of a diffusion on a device: it works on all of an output at once.
 _ACTIVATION_SHARE = 0.1
+_SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+_WHISPER_SIZES = ("decoder_layers", "decoder_attention_heads", "d_model")
 # Of the quantizations that are no file.
 _BITS_PER_WEIGHT = {name: 4 if name.endswith("nf4") else 8 for name in get_args(Quantization) if name != "none"}
 _HINT = "use smaller `kv_cache_memory_bytes` or `max_model_len`, a smaller `dtype`, or `devices` with more memory"
@@ -104,7 +106,7 @@ class MemoryPlan:
 class _Rank:
     """One rank of a stage. `fixed` is what it takes at least, without a planned cache; `beside` is an estimate.
 
-    With a `token_bytes` its cache is planned, for `num_requests` of `length` tokens.
+    With a `token_bytes` its cache is planned, for `num_requests` of `length` tokens, and `num_heard` of an encoder.
     """
 
     stage: StageConfig
@@ -117,11 +119,12 @@ class _Rank:
     cache_bytes: int | None = None
     token_bytes: int = 0
     length: int = 0
+    num_heard: int = 0
     num_requests: int = 0
     is_shorter: bool = False
 
     def cache(self, num_requests: int) -> int:
-        return self.token_bytes * (self.length * num_requests + _SPARE_TOKENS)
+        return self.token_bytes * ((self.length + self.num_heard) * num_requests + _SPARE_TOKENS)
 
     def shorten(self, share: float) -> None:
         """Reduce the length to a share of it, unless the profile states it."""
@@ -238,6 +241,9 @@ def _states_size(stage: ARStageConfig) -> bool:
 
 def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], dtype: str) -> None:
     """Note the cache of a rank for as many and as long requests as its stage takes."""
+    if "decoder_layers" in decoder:  # Whisper, whose decoder looks at a whole window
+        decoder = {**decoder, **dict(zip(_SIZES, map(decoder.get, _WHISPER_SIZES), strict=True))}
+        rank.num_heard = decoder["max_source_positions"]
     token_bytes = cache_bytes_per_token(decoder, dtype)
     known = decoder.get("max_position_embeddings")
     rank.length = stage.max_model_len or (known if isinstance(known, int) and known > 0 else _UNKNOWN_LENGTH)
@@ -247,7 +253,7 @@ def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], d
 
 def cache_bytes_per_token(decoder: Mapping[str, Any], dtype: str) -> int | None:
     """Return the bytes of a token's keys and values in all layers, those of branches included; None if unknown."""
-    sizes = [decoder.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    sizes = [decoder.get(key) for key in _SIZES]
     layers, heads, hidden = (size if isinstance(size, int) else 0 for size in sizes)
     if not (layers and heads and hidden):
         return None

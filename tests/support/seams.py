@@ -107,9 +107,12 @@ SEAMS: dict[str, dict[str, str]] = {
     "transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe:Qwen3OmniMoeTalkerCodePredictorDecoderLayer.": {
         "forward(hidden_states, attention_mask, past_key_values, position_embeddings)": "is the code predictor's layer",
     },
+    "transformers.models.whisper.tokenization_whisper:WhisperTokenizer.": {
+        "_decode_asr(model_outputs, return_timestamps, return_language, time_precision)": "reads the words of a sound",
+    },
     "transformers.models.whisper.generation_whisper:WhisperGenerationMixin.": {
-        "_retrieve_compression_ratio(tokens, vocab_size)": "is what ours is compared with",
-        "_retrieve_segment(seek_sequence, seek_num_frames, time_offset)": "is what ours is compared with, and noted",
+        "_retrieve_compression_ratio(tokens, vocab_size)": "is called for each window",
+        "_retrieve_segment(seek_sequence, seek_num_frames, time_offset)": "is called for each window, and noted",
         "generate_with_fallback(decoder_input_ids, seek, logits_processor, stopping_criteria)": "runs a window",
     },
     "transformers.models.vibevoice.modeling_vibevoice:": {

@@ -16,15 +16,11 @@ LINES = {
     "core": 1_350,
     "engine": 4_300,
     "measure": 11_300,
-    "models": 12_550,
+    "models": 12_450,
     "openai_api": 1_600,
     "records": 2_850,
     "report": 4_400,
-<<<<<<< HEAD
     "requests": 4_950,
-=======
-    "requests": 4_950,
->>>>>>> wt-c
     "serve": 6_050,
     "stage": 1_350,
     "stats": 3_800,

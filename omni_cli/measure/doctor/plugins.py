@@ -21,7 +21,7 @@ def missing_targets() -> list[BrokenPlugin]:
 
 
 def _references(family: Family) -> Iterable[Reference]:
-    parts = (family.claims, family.missing_package, family.profile, family.check, family.reference)
+    parts = (family.claims, family.profile, family.check, family.reference)
     roles = ((role.stage, role.settings, role.takes) for role in family.roles)
     all_of_them = (*parts, *family.models.values(), *family.builtins.values(), *itertools.chain(*roles))
     return (reference for reference in all_of_them if isinstance(reference, str))

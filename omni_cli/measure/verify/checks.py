@@ -193,7 +193,7 @@ class Checks:
             few = await subject.ask(replace(request, sampling={**sampling, "max_tokens": _FEW_TOKENS}))
             rows += [*limit_rows(stage, few, _FEW_TOKENS), *count_rows(stage, few, subject.count_names, None)]
             stop = stop_string(text)
-            if stop is not None:
+            if stop is not None and not request.transcription.asked:
                 stopped = await subject.ask(replace(request, sampling={**sampling, "stop": [stop]}))
                 rows += stop_rows(stage, stopped, text, stop)
         self._add([worst(rows)])

@@ -20,16 +20,17 @@ _LEVEL = 0.05
 # Times that a model writes are this exact.
 _MARGIN_S = 0.3
 # Of speech that the reference has words for: a short word may be lost without a fault of the joining.
-_MAX_LOST_S = 1.0
-# More than one window of Whisper.
-_LONG_S = 36.0
+_MAX_LOST_S = 0.5
+# More than one window of Whisper, which ends in an open sentence.
+_LONG_S, _LEAD_S = 36.0, 2.6
 
 
 def make_long_request() -> GenerateRequest:
     """Return our sentences, one after another, as a recording of more than one window."""
     rate = read_speech()[0][1]
     sentences = np.concatenate([samples for samples, _ in read_speech()])
-    samples = np.tile(sentences, int(_LONG_S * rate / len(sentences)) + 1)[: int(_LONG_S * rate)]
+    lead = np.zeros(int(_LEAD_S * rate), np.float32)
+    samples = np.concatenate([lead, *[sentences] * (int(_LONG_S * rate / len(sentences)) + 1)])[: int(_LONG_S * rate)]
     options = TranscriptionOptions(language="en", timestamps=True, asked=True)
     return GenerateRequest("long speech", media=Media(audio=((samples, rate),)), transcription=options)
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
-from pathlib import Path
 
 from omni_cli.checkpoints.architectures import VLLM_MODELS, read_source
-from omni_cli.checkpoints.files import read_object
 
 _INTERFACE = "SupportsTranscription"
 # vLLM's table of the models that take media and generate; those beside it pool.
 _TABLE = re.compile(r"^_MULTIMODAL_MODELS = \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-# Imported with the module, when a function is called, or asked for by transformers.
-_IMPORT = re.compile(
-    r'(?:^(?:import|from)|LazyLoader\("\w+", globals\(\),|requires_backends\(\w+, \[)\s*"?(\w+)', re.MULTILINE
-)
 _NOTHING_ELSE = re.compile(r"^    supports_transcription_only\b[^=\n]*= True", re.MULTILINE)
 
 
@@ -28,22 +21,6 @@ def only_transcribes(architecture: str) -> bool:
 def also_transcribes(architecture: str) -> bool:
     """True for a model that answers prompts as well."""
     return bool(_transcriber(architecture)) and not only_transcribes(architecture)
-
-
-def missing_package(folder: Path) -> str | None:
-    """Return a package that a checkpoint needs to hear, and that is not installed."""
-    config = read_object(folder / "config.json")
-    found = _find(config["architectures"][0])
-    sources = [] if found is None else [read_source(found[0], *VLLM_MODELS)]
-    for name in re.findall(r"vllm\.transformers_utils\.processors\.(\w+)", "".join(sources)):
-        sources.append(read_source(name, "vllm", "transformers_utils", "processors"))
-    kind = str(config.get("model_type")).removesuffix("_plus")
-    sources += (
-        read_source(f"{part}_{kind}", "transformers", "models", kind)
-        for part in ("feature_extraction", "configuration")
-    )
-    names = (match[1] for source in sources for match in _IMPORT.finditer(source))
-    return next((name for name in names if importlib.util.find_spec(name) is None), None)
 
 
 @functools.cache

@@ -29,7 +29,6 @@ FAMILY = Family(
     title="a speech recognition model",
     architectures=("WhisperForConditionalGeneration", "Qwen3ASRForConditionalGeneration"),
     claims=f"{_HERE}.architectures:only_transcribes",
-    missing_package=f"{_HERE}.architectures:missing_package",
     roles=(ROLE,),
     vllm_models={QWEN3_ASR: f"{_HERE}.qwen3_asr:Qwen3ASR"},
     profile=f"{_HERE}.family:derive_stages",

@@ -18,7 +18,6 @@ FAMILY = replace(
     name="listener",
     title="a language model that transcribes speech",
     claims=f"{_HERE}.architectures:also_transcribes",
-    missing_package=family.FAMILY.missing_package,
     vllm_models={family.KIMI_AUDIO: f"{_HERE}.kimi_audio:KimiAudio"},
     roles=(
         replace(language_model.FAMILY.roles[0], name=_STAGE, stage=family.ROLE.stage, transcribes=True, chats=True),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
+
+import torch
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 Verdict = Literal["keep", "again", "skip"]
 # A token in so many seconds is less than any speech has.
@@ -39,39 +41,24 @@ class TimeTokens:
         The window has `num_frames` from the frame `begin` on. What follows the last pair of times is left to the next
         window, unless a single time ends it: nothing is said after that.
         """
-        offset_s, step_s = begin * self.frame_s, self.frames_per_step * self.frame_s
-        ends = self._pairs(ids)
-        if not ends:
-            times = [token_id - self.first_id for token_id in ids if token_id >= self.first_id]
-            steps = times[-1] if times and times[-1] else num_frames // self.frames_per_step
-            return [HeardPart(offset_s, offset_s + steps * step_s, tuple(ids))], num_frames
-        is_closed = ids[-2] < self.first_id <= ids[-1]
-        if is_closed:
-            ends.append(len(ids))
-        else:
-            ends[-1] += 1
-        parts = []
-        for start, end in pairwise([0, *ends]):
-            times = [token_id - self.first_id for token_id in ids[start:end] if token_id >= self.first_id]
-            last = times[-1] if is_closed or end < ends[-1] else times[-2]
-            parts.append(HeardPart(offset_s + times[0] * step_s, offset_s + last * step_s, tuple(ids[start:end])))
-        if is_closed:
-            return parts, num_frames
-        return parts, (ids[ends[-1] - 2] - self.first_id) * self.frames_per_step
+        parts, step = WhisperGenerationMixin._retrieve_segment(
+            seek_sequence=torch.tensor(ids), seek_outputs=[None], prev_idx=0, idx=0, timestamp_begin=self.first_id,
+            time_offset=torch.tensor([begin * self.frame_s], dtype=torch.float64), input_stride=self.frames_per_step,
+            seek_num_frames=torch.tensor([num_frames]), time_precision=self.frames_per_step * self.frame_s,
+            time_precision_features=self.frame_s, return_token_timestamps=False, decoder_input_ids=torch.zeros((1, 0)),
+        )  # fmt: skip
+        rows = [(float(part["start"]), float(part["end"]), tuple(part["tokens"].tolist())) for part in parts]
+        return [HeardPart(*row) for row in rows], int(step)
 
     def count_settled(self, ids: Sequence[int]) -> int:
         """Count the tokens of an unfinished window that will be kept: those before the last pair's second time."""
-        return max(self._pairs(ids), default=0)
+        return max((n for n in range(1, len(ids)) if ids[n - 1] >= self.first_id <= ids[n]), default=0)
 
     def stops_at_once(self, ids: Sequence[int], num_frames: int) -> bool:
         """Return True for a window that hardly has a word, as speech has behind a text of another kind."""
         words = [token_id for token_id in ids if token_id < self.first_id]
         is_open = len(ids) - len(words) < 2
         return not words or (is_open and len(words) * _MIN_PACE_S < num_frames * self.frame_s)
-
-    def _pairs(self, ids: Sequence[int]) -> list[int]:
-        """Return the positions of the second times of pairs."""
-        return [n for n in range(1, len(ids)) if ids[n - 1] >= self.first_id <= ids[n]]
 
     def tokens_before(self, parts: Iterable[Sequence[int]], limit: int) -> list[int]:
         """Return the last `limit` tokens of what was written before a window, with one time at the end of a part."""
@@ -116,9 +103,3 @@ class Thresholds:
 def compression_ratio(content: bytes) -> float:
     """Return how many times smaller zlib makes it: much smaller is a text that repeats itself."""
     return len(content) / len(zlib.compress(content))
-
-
-def token_bytes(ids: Sequence[int], vocab_size: int) -> bytes:
-    """Return token ids in as many bytes each as transformers packs them in."""
-    length = (vocab_size.bit_length() - 1) // 8 + 1
-    return b"".join(token_id.to_bytes(length, "little") for token_id in ids)

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio, token_bytes
+import torch
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens
 from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.requests.contents import TranscriptionOptions
 
@@ -34,7 +37,7 @@ class WindowTraits:
 
 @dataclass
 class Seeker:
-    """One sound, window after window; `heard` are the tokens of the parts that are kept.
+    """One sound, window after window; `heard` are the tokens of the parts that are kept, `ends_s` where they end.
 
     `key` names the current window, at any temperature, for vLLM's cache of encoded sounds.
     """
@@ -49,6 +52,7 @@ class Seeker:
     attempt: int = 0
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     heard: list[tuple[int, ...]] = field(default_factory=list)
+    ends_s: list[float] = field(default_factory=list)
     _without_prompt: bool = False
     _is_sure: bool = True
 
@@ -73,18 +77,13 @@ class Seeker:
     def before(self) -> list[int]:
         """Return the tokens before the one that begins the current window's transcript."""
         limit = self.traits.max_tokens // 2 - 1
-        prompt_ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
-        heard: list[int] = []
+        ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
         if self.asked.condition_on_prev_tokens and self._is_sure:
             heard = self.clock.tokens_before(self.heard, limit)
-            if not has_all:
-                ids = (prompt_ids + heard)[-limit:]
-                return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
-            room = min(limit, 2 * limit - _MIN_ROOM - len(prompt_ids))
-            heard = heard[-room:] if room > 0 else []
+            room = max(0, 2 * limit - _MIN_ROOM - len(ids))
+            ids = ids + heard[max(0, len(heard) - room) :] if has_all else (ids + heard)[-limit:]
         elif self.begin and not has_all:
             return []
-        ids = prompt_ids + heard
         return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
 
     def take(
@@ -95,7 +94,8 @@ class Seeker:
         if self.before() and self.clock.stops_at_once(ids, self.num_frames):
             self._without_prompt = True
             return None
-        ratio = compression_ratio(token_bytes(token_ids, self.traits.vocab_size)) if token_ids else 0.0
+        get_ratio, ids_of_all = WhisperGenerationMixin._retrieve_compression_ratio, torch.tensor(token_ids)
+        ratio = get_ratio(ids_of_all, self.traits.vocab_size) if token_ids else 0.0
         verdict = self.thresholds.judge(ratio, avg_logprob, no_speech)
         if verdict == "again" and self.attempt + 1 < len(self.thresholds.temperatures):
             self.attempt += 1

@@ -32,8 +32,8 @@ from omni_cli.models.transcription.whisper_rules import (
     Confidence,
     WhisperRules,
 )
-from omni_cli.models.transcription.windows import SoundWindow, Transcription, up_to_end, without_first
-from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions
+from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
+from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions, Word
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.stage.messages import Report, RequestDone, TextChunk
@@ -81,6 +81,10 @@ class TranscriptionStage(TextStage):
         return folder and ForcedAligner(folder, self._config.dtype, device)
 
     @property
+    def _has_heads(self) -> bool:
+        return self._timed is not None and self._timed.has_words
+
+    @property
     def _chats(self) -> bool:
         return self.role.chats
 
@@ -101,7 +105,7 @@ class TranscriptionStage(TextStage):
             super().add(request)
             return
         language = self._check(request)
-        if request.transcription.word_timestamps and self._aligner is not None:
+        if request.transcription.word_timestamps and not self._has_heads:
             self._aligner.check_language(language)
         ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
@@ -114,12 +118,11 @@ class TranscriptionStage(TextStage):
             is_cut = hearing.allow_audio_chunking and hearing.max_audio_clip_s
             pieces = cut(samples, rate, hearing.max_audio_clip_s) if is_cut else [Cut(0, len(samples))]
             for piece in pieces:
-                window = self._window(piece.begin / rate, samples[piece.begin : piece.end])
-                transcription.pieces.append(replace(window, overlaps=piece.overlaps))
+                self._add_window(transcription, piece.begin, piece.end, overlaps=piece.overlaps)
         else:
             asked = request.sampling.get("temperature", self.spec.ar.sampling.temperature)
             transcription.seeker = self._timed.new_seeker(request, samples, float(asked or 0.0))
-            self._add_window(transcription, transcription.seeker)
+            self._add_window(transcription, *transcription.seeker.get_samples())
         self._transcriptions[request.request_id] = transcription
         try:
             if language is None and self._model.supports_explicit_language_detection:
@@ -130,13 +133,9 @@ class TranscriptionStage(TextStage):
             self.abort(request.request_id)
             raise
 
-    def _window(self, start_s: float, samples: np.ndarray) -> SoundWindow:
-        return SoundWindow(start_s, samples, self._model.get_streaming_post_processor_cls()())
-
-    def _add_window(self, transcription: Transcription, seeker: Seeker) -> None:
-        """Add the window that a sound has come to."""
-        begin, end = seeker.get_samples()
-        transcription.pieces.append(self._window(begin / self._hearing.sample_rate, transcription.samples[begin:end]))
+    def _add_window(self, transcription: Transcription, begin: int, end: int, *, overlaps: bool = False) -> None:
+        start_s, reader = begin / self._hearing.sample_rate, self._model.get_streaming_post_processor_cls()()
+        transcription.pieces.append(SoundWindow(start_s, transcription.samples[begin:end], reader, overlaps))
 
     def _check(self, request: GenerateRequest) -> str | None:
         """Return the language; raise `InputError` for a request that the model cannot run."""
@@ -145,12 +144,13 @@ class TranscriptionStage(TextStage):
             raise InputError("this model transcribes speech: it does not chat")
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
+        if request.sampling.get("stop", self.spec.ar.sampling.stop):
+            raise InputError("a transcript is that of the whole sound", hint="drop `stop`")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
         if asked.speakers and not self._model.supports_diarized_transcription:
             raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
-        has_words = self.spec.ar.aligner is not None or (self._timed is not None and self._timed.has_words)
-        if asked.word_timestamps and not has_words:
+        if asked.word_timestamps and not self._has_heads and self.spec.ar.aligner is None:
             lacks = "generation_config.json has no `alignment_heads`" if self._timed else "stage has no `aligner`"
             raise InputError(f"this model tells no times of words: its {lacks}", hint="drop `word_timestamps`")
         if mark := next((each for each in self._marks if each in (request.prompt or "")), None):
@@ -205,9 +205,6 @@ class TranscriptionStage(TextStage):
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
-        # They end the whole text, not a window, which would then be another one.
-        transcription.stops, transcription.keeps_stop = tuple(params.stop or ()), params.include_stop_str_in_output
-        params.stop = []
         return seeker.name_sound(prompt), params
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
@@ -232,7 +229,6 @@ class TranscriptionStage(TextStage):
             self._admit_all(transcription)
             return []
         piece = transcription.pieces[number]
-        piece.is_stopped = isinstance(output.outputs[0].stop_reason, str)
         for report in super().output(active, output):
             if isinstance(report, TextChunk) and transcription.seeker is None:
                 piece.chunks.append(report)
@@ -249,8 +245,7 @@ class TranscriptionStage(TextStage):
         """Note the text of the current window that stays; at its end go on to the next one, or hear it again."""
         piece, token_ids = transcription.pieces[-1], active.token_ids[active.context["num_forced"] :]
         if piece.done is None:
-            is_sure = seeker.thresholds.are_off and not transcription.stops
-            end = seeker.clock.count_settled(token_ids) if is_sure else 0
+            end = seeker.clock.count_settled(token_ids) if seeker.thresholds.are_off else 0
             self._settle(piece, active, timed, end)
             return
         noted = CONFIDENCES.pop(active.request.request_id)
@@ -264,14 +259,13 @@ class TranscriptionStage(TextStage):
             self._admit(transcription, len(transcription.pieces) - 1)
             return
         end_s = len(transcription.samples) / self._hearing.sample_rate
-        piece.segments = tuple(timed.make_segments(parts, end_s, begin, temperature, confidence, heard_in))
-        if transcription.request.transcription.word_timestamps and timed.has_words:
-            language = self._name_language(transcription.language)
-            before = active.context["prompt_ids"]
-            piece.words = (*timed.find_words(seeker, begin, parts, before, token_ids, language),)
+        about = Segment(0.0, 0.0, "", (), begin, temperature, confidence[0], None, confidence[1], heard_in)
+        piece.segments = tuple(timed.make_segments(parts, end_s, about))
+        if transcription.request.transcription.word_timestamps and self._has_heads:
+            timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
-        if seeker.num_frames and not transcription.find_stop("".join(chunk.text for chunk in piece.chunks)):
-            self._add_window(transcription, seeker)
+        if seeker.num_frames:
+            self._add_window(transcription, *seeker.get_samples())
             self._admit(transcription, len(transcription.pieces) - 1)
 
     def _settle(self, piece: SoundWindow, active: ActiveRequest, timed: TimedModel, end: int) -> None:
@@ -289,7 +283,7 @@ class TranscriptionStage(TextStage):
         reports: list[Report] = []
         for piece in transcription.pieces[transcription.num_sent :]:
             followers = transcription.pieces[transcription.num_sent + 1 :][:1]
-            if followers and followers[0].overlaps and not piece.is_stopped:
+            if followers and followers[0].overlaps:
                 if piece.done is None or followers[0].done is None:
                     return reports
                 self._make_seam(transcription, piece, followers[0])
@@ -304,7 +298,6 @@ class TranscriptionStage(TextStage):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
                 reports.append(TextChunk(request_id, rest, *counts))
             transcription.num_sent += 1
-            transcription.is_stopped |= piece.is_stopped
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]
 
@@ -324,7 +317,6 @@ class TranscriptionStage(TextStage):
             text = text.lstrip()
             if text and transcription.text and self._has_spaces(transcription):
                 text = f" {text}"
-        text = transcription.cut_at_stop(text)
         piece.text += text
         transcription.text += text
         return text
@@ -334,9 +326,6 @@ class TranscriptionStage(TextStage):
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
-        if transcription.is_stopped:
-            last = transcription.pieces[-1]
-            last.segments, last.words = (*up_to_end(last.segments, last.text),), (*up_to_end(last.words, last.text),)
         pairs = zip(transcription.pieces, texts, strict=True)
         segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
@@ -355,14 +344,18 @@ class TranscriptionStage(TextStage):
         codes = {name: code for code, name in self._model.supported_languages.items()}
         language = transcription.language or (None if named is None else codes.get(named[1]))
         has_words = transcription.request.transcription.word_timestamps
-        if has_words and self._aligner is not None:
-            for piece in [each for each in transcription.pieces if not each.words]:
-                piece.words = (*self._aligner.find_words(piece.samples, piece.text, piece.start_s, language),)
-        words = tuple(word for piece in transcription.pieces for word in piece.words) if has_words else None
+        words = tuple(self._find_words(transcription, language)) if has_words else None
         duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text)
+
+    def _find_words(self, transcription: Transcription, language: str | None) -> Iterator[Word]:
+        if transcription.seeker is not None and self._timed is not None and self._has_heads:
+            yield from self._timed.read_words(transcription.seeker, transcription.language)
+            return
+        for piece in transcription.pieces:
+            yield from self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
 
     def _name_language(self, code: str | None) -> str:
         return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()

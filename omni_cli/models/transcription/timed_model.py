@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,37 +57,21 @@ class TimedModel:
         text: str = self._tokenizer.decode(words, skip_special_tokens=True)
         return text
 
-    def make_segments(
-        self,
-        parts: Sequence[HeardPart],
-        end_s: float,
-        begin: int,
-        temperature: float,
-        confidence: tuple[float | None, float | None],
-        language: str | None,
-    ) -> Iterator[Segment]:
-        """Yield the parts of a window that have words; `confidence` is the mean log-probability of its tokens, and the
-        probability that nothing is said, `language` the one that it sounds like."""
+    def make_segments(self, parts: Sequence[HeardPart], end_s: float, about: Segment) -> Iterator[Segment]:
+        """Yield the parts of a window that have words; what is known of it as a whole is that of `about`."""
         words = self.decode([token_id for part in parts for token_id in part.token_ids])
-        ratio = compression_ratio(words.encode()) if words else None
+        about = replace(about, compression_ratio=compression_ratio(words.encode()) if words else None)
         for part in parts:
             text = self.decode(part.token_ids)
             if text.strip():
                 # The last window is longer than the sound, and so may be its last part.
                 first_s, last_s = (round(min(time_s, end_s), 3) for time_s in (part.start_s, part.end_s))
-                about = (begin, temperature, confidence[0], ratio, confidence[1], language)
-                yield Segment(first_s, last_s, text, part.token_ids, *about)
+                yield replace(about, start_s=first_s, end_s=last_s, text=text, token_ids=part.token_ids)
 
     def find_words(
-        self,
-        seeker: Seeker,
-        begin: int,
-        parts: Sequence[HeardPart],
-        prompt_ids: Sequence[int],
-        token_ids: Sequence[int],
-        language: str,
-    ) -> Iterator[Word]:
-        """Yield the words of the parts of a window that begins at a frame, `token_ids` being all that it wrote."""
+        self, seeker: Seeker, begin: int, parts: Sequence[HeardPart], prompt_ids: Sequence[int], ids: Sequence[int]
+    ) -> None:
+        """Note where the tokens end of the parts of a window that begins at a frame, `ids` being all that it wrote."""
         if self._aligner is None:
             from omni_cli.models.transcription.word_times import WordAligner
 
@@ -94,7 +79,12 @@ class TimedModel:
             self._aligner = WordAligner(config.model, config.dtype, device, self._tokenizer)
         sound = seeker.sound
         frames, start_s = sound.window(begin, self.traits.size), begin * self._clock.frame_s
-        times_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, token_ids)
-        for part in parts:
-            yield from self._aligner.read_words(part.token_ids, times_s, start_s, language)
-            times_s = times_s[len(part.token_ids) :]
+        ends_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, ids)
+        num_kept = sum(len(part.token_ids) for part in parts)
+        seeker.ends_s += [start_s + end_s for end_s in ends_s[:num_kept]]
+
+    def read_words(self, seeker: Seeker, language: str | None) -> Iterator[Word]:
+        """Yield the words of a sound whose windows have ended."""
+        if self._aligner is not None:
+            step_s = self._clock.frames_per_step * self._clock.frame_s
+            yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)

@@ -12,7 +12,7 @@ from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProc
 
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.seeking import Seeker
-from omni_cli.requests.contents import Segment, Word
+from omni_cli.requests.contents import Segment
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone, TextChunk
 
@@ -22,20 +22,18 @@ class SoundWindow:
     """A part of a sound that fits the model's window; its text waits for that of the pieces before it.
 
     `reader` leaves out what the model writes before the transcript. One that `overlaps` begins before the end of the
-    piece before; one that `is_stopped` was ended by a stop string.
+    piece before.
     """
 
     start_s: float
     samples: np.ndarray
     reader: StreamingTranscriptionPostProcessor
     overlaps: bool = False
-    is_stopped: bool = False
     text: str = ""
     chunks: list[TextChunk] = field(default_factory=list)
     done: RequestDone | None = None
     num_settled: int = 0
     segments: tuple[Segment, ...] = ()
-    words: tuple[Word, ...] = ()
 
     def read_whole(self) -> TextChunk:
         """Return the text of a piece that has ended as one chunk."""
@@ -68,22 +66,6 @@ class Transcription:
     text: str = ""
     num_sent: int = 0
     num_admitted: int = 0
-    stops: tuple[str, ...] = ()
-    keeps_stop: bool = False
-    is_stopped: bool = False
-
-    def find_stop(self, more: str) -> tuple[int, str] | None:
-        """Return where the first of the stop strings is in the text with what comes next, and that string."""
-        whole = self.text + more if self.text else more.lstrip()
-        return min(((whole.index(stop), stop) for stop in self.stops if stop in whole), default=None)
-
-    def cut_at_stop(self, more: str) -> str:
-        """Return what comes next, up to the first of the stop strings; what is before it has been sent."""
-        found, sent = self.find_stop(more), len(self.text)
-        if self.is_stopped or found is None:
-            return "" if self.is_stopped else more
-        self.is_stopped = True
-        return (self.text + more)[sent : found[0] + len(found[1]) * self.keeps_stop]
 
     def progress(self) -> Progress:
         """Return what the pieces that have ended have."""
@@ -95,15 +77,6 @@ class Transcription:
         else:
             heard_s = sum(len(piece.samples) for piece in self.pieces if piece.done is not None) / self.sample_rate
         return Progress(self.request.request_id, num_output, None, "token", num_input, (min(heard_s, total_s), total_s))
-
-
-def up_to_end(parts: Iterable[Any], text: str) -> Iterator[Any]:
-    """Yield the parts of a text that ends before them, the last one up to its end."""
-    for part in parts:
-        text, words = text.lstrip(), part.text.lstrip()
-        kept, text = text[: len(words)], text[len(words) :]
-        if kept and words.startswith(kept):
-            yield replace(part, text=part.text.removesuffix(words[len(kept) :]))
 
 
 def without_first(done: RequestDone, number: int) -> RequestDone:

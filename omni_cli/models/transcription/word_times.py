@@ -11,7 +11,6 @@ from transformers import AutoModelForTokenClassification, AutoProcessor, Whisper
 from transformers.generation.utils import GenerateEncoderDecoderOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_asr.processing_qwen3_asr import FORCED_ALIGNER_LANGUAGES, LANGUAGE_CODE_TO_NAME
-from transformers.models.whisper.tokenization_whisper import _combine_tokens_into_words
 
 from omni_cli.core.errors import InputError
 from omni_cli.models.reference import replace_attribute
@@ -33,7 +32,7 @@ class WordAligner:
     def align(
         self, frames: torch.Tensor, num_frames: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> list[float]:
-        """Return where each token begins in seconds: the first at 0, the others where the one before ends, and the end.
+        """Return where each token ends in seconds.
 
         `frames` (num_mels, window size) are the window's spectrogram, of which `num_frames` are sound; `token_ids` are
         what the model wrote after `prompt_ids`, timestamps and the end included. The last one, which no step follows,
@@ -49,18 +48,19 @@ class WordAligner:
             num_frames=np.array([num_frames]),
             num_input_ids=len(prompt_ids),
         )
-        return [0.0, *times[0][len(prompt_ids) :].tolist()]
+        ends_s: list[float] = times[0][len(prompt_ids) :].tolist()
+        return ends_s
 
     def read_words(
-        self, token_ids: Sequence[int], times_s: Sequence[float], start_s: float, language: str
+        self, token_ids: Sequence[int], ends_s: Sequence[float], language: str | None, step_s: float
     ) -> Iterator[Word]:
-        """Yield the words of tokens that begin at `times_s` of a window, with the punctuation beside them."""
-        places = [place for place, token_id in enumerate(token_ids) if token_id < self._tokenizer.eos_token_id]
-        ids = [token_ids[place] for place in places]
-        words, _, parts = _combine_tokens_into_words(self._tokenizer, ids, language)
-        for word, part in zip(words, parts, strict=True):
-            begin_s, end_s = times_s[places[part[0]]], times_s[places[part[-1]] + 1]
-            yield Word(round(start_s + begin_s, 2), round(start_s + end_s, 2), word.strip())
+        """Yield the words of all tokens of a sound, which end at `ends_s`; one step of its times takes `step_s`."""
+        mark = self._tokenizer.convert_tokens_to_ids(f"<|{language}|>")
+        made = {"tokens": torch.tensor([[mark, *token_ids]]), "token_timestamps": torch.tensor([[0.0, *ends_s]])}
+        form = {"return_timestamps": "word", "return_language": None, "time_precision": step_s}
+        for word in self._tokenizer._decode_asr([made], **form)[1]["chunks"]:
+            begin_s, end_s = word["timestamp"]
+            yield Word(begin_s, end_s, word["text"].strip())
 
 
 class ForcedAligner:

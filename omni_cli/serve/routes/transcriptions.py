@@ -37,7 +37,13 @@ def transcription_routes(service: Service) -> APIRouter:
     )
     async def audio_transcriptions(body: Annotated[TranscriptionRequest, MULTIPART], request: Request) -> Response:
         """Write down a sound of any length."""
-        _check_fields(body)
+        asks_times = body.timestamp_granularities and body.response_format != "verbose_json"
+        needed = "`timestamp_granularities` needs `response_format: verbose_json`"
+        excluded = f"`stream` sends text without times: it excludes `{body.response_format}`"
+        refuse(
+            ("timestamp_granularities", asks_times, needed),
+            ("stream", body.stream and body.response_format not in (None, "json", "text"), excluded),
+        )
         exchange = Exchange.from_scope(request.scope)
         generate = await _request(service, body, "transcribe", exchange)
         if body.stream:
@@ -56,15 +62,6 @@ def transcription_routes(service: Service) -> APIRouter:
         return _reply(await service.result(generate, exchange), body, "translate")
 
     return router
-
-
-def _check_fields(body: TranscriptionRequest) -> None:
-    needed = "`timestamp_granularities` needs `response_format: verbose_json`"
-    excluded = f"`stream` sends text without times: it excludes `{body.response_format}`"
-    refuse(
-        ("timestamp_granularities", body.timestamp_granularities and body.response_format != "verbose_json", needed),
-        ("stream", body.stream and body.response_format not in (None, "json", "text"), excluded),
-    )
 
 
 async def _request(service: Service, body: SoundRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:

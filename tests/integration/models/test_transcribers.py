@@ -85,19 +85,6 @@ def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
     assert timed["words"] == [[word["text"], word["start_time"], word["end_time"]] for word in found]
 
 
-def test_a_stop_string_ends_the_texts_of_all_pieces(tmp_path: Path) -> None:
-    folder, aligner = qwen3_asr(tmp_path / "qwen3_asr"), forced_aligner(tmp_path / "aligner")
-    request = {"seed": 6, "seconds": 33.0}
-    stopped = {**request, "word_timestamps": True, "sampling": {"stop": ["ships"]}}
-    task = {"folder": str(folder), "aligner": str(aligner), "requests": [request, stopped]}
-    answers = answer_of("transcriptions", task, tmp_path)
-    for way in ("alone", "once"):
-        whole, cut = answers[way]
-        assert len(whole["segments"]) == 2 and whole["text"].startswith("onships")
-        assert cut["text"] == cut["chunks"] == "on"
-        assert [text for *_, text in cut["segments"]] == [text for text, *_ in cut["words"]] == ["on"]
-
-
 def test_the_parts_of_speakers(tmp_path: Path) -> None:
     requests = [
         {"seed": 0, "seconds": 2.5, "speakers": True},

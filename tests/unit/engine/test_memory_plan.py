@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.profile_text import make_config
 
+from omni_cli.checkpoints.stage_weights import stage_decoders
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.errors import OmniError, StageError
 from omni_cli.core.machine import Gpu, Gpus, HostMemory
@@ -107,6 +108,24 @@ def test_layers_that_differ_are_unknown(key: str) -> None:
 
 def test_a_token_has_keys_and_values_in_each_branch() -> None:
     assert cache_bytes_per_token({**DECODER, "num_branches": 2}, "bfloat16") == 3 * TOKEN_BYTES
+
+
+def test_each_request_of_an_encoder_decoder_keeps_what_its_encoder_made() -> None:
+    """Sizes of a Whisper, whose encoder has other ones."""
+    sizes = {"decoder_layers": 12, "decoder_attention_heads": 12, "d_model": 768, "max_source_positions": 1500}
+    decoder = {**sizes, "encoder_layers": 6, "encoder_attention_heads": 8, "num_hidden_layers": 6}
+    stage = ARStageConfig.create("transcriber", max_model_len=448, max_num_seqs=4)
+    config = make_config("one", "model", stage, dtype="bfloat16")
+    host = HostMemory(24 * GIB, 24 * GIB, None)
+    planned = plan_memory(config, {"transcriber": {"": GIB}}, {"transcriber": decoder}, host, Devices((), ()))
+    assert caches(planned) == [2 * 12 * 768 * 2 * (4 * (448 + 1500) + 1024)]
+
+
+def test_the_decoder_of_a_transcriber_may_be_part_of_a_thinker(tmp_path: Path) -> None:
+    config = {"architectures": ["Qwen3ASRForConditionalGeneration"], "thinker_config": {"text_config": DECODER}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    profile = make_config("one", "model", ARStageConfig.create("transcriber"))
+    assert stage_decoders(profile, tmp_path)["transcriber"]["hidden_size"] == DECODER["hidden_size"]
 
 
 @pytest.fixture

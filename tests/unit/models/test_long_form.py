@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
@@ -12,13 +13,14 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from support.tiny_models import whisper  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
-from transformers.models.whisper.generation_whisper import WhisperGenerationMixin  # noqa: E402
 
-from omni_cli.models.transcription.long_form import Thresholds, TimeTokens, compression_ratio, token_bytes  # noqa: E402
+from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits  # noqa: E402
 from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
-from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
+from omni_cli.models.transcription.word_times import WordAligner  # noqa: E402
+from omni_cli.requests.contents import TranscriptionOptions, Word  # noqa: E402
 
 CLOCK = TimeTokens(first_id=1000, frames_per_step=2, frame_s=0.01)
 TRAITS = WindowTraits(size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998)
@@ -34,27 +36,13 @@ WINDOWS = {
 }
 
 
-def retrieve(ids: list[int], begin: int, num_frames: int) -> tuple[list[tuple[float, float, tuple[int, ...]]], int]:
-    """Return what transformers makes of a window's tokens."""
-    segments, step = WhisperGenerationMixin._retrieve_segment(
-        seek_sequence=torch.tensor(ids), seek_outputs=[None], time_offset=torch.tensor([begin * 0.01]).double(),
-        timestamp_begin=1000, seek_num_frames=torch.tensor([num_frames]), time_precision=0.02,
-        time_precision_features=0.01, input_stride=2, prev_idx=0, idx=0, return_token_timestamps=False,
-        decoder_input_ids=torch.zeros((1, 1)),
-    )  # fmt: skip
-    parts = [(float(part["start"]), float(part["end"]), tuple(part["tokens"].tolist())) for part in segments]
-    return parts, int(step)
-
-
-@pytest.mark.parametrize("ids", WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.parametrize(("begin", "num_frames"), [(0, 3000), (1234, 3000), (2500, 317)])
-def test_a_window_is_read_as_transformers_reads_it(ids: list[int], begin: int, num_frames: int) -> None:
-    expected, step = retrieve(ids, begin, num_frames)
-    parts, found_step = CLOCK.read_window(ids, begin, num_frames)
-    assert found_step == step
-    assert [part.token_ids for part in parts] == [tokens for *_, tokens in expected]
-    for part, (start_s, end_s, _) in zip(parts, expected, strict=True):
-        assert (part.start_s, part.end_s) == pytest.approx((start_s, end_s))
+def test_a_window_goes_on_from_its_last_time() -> None:
+    parts, step = CLOCK.read_window(WINDOWS["left open"], 1234, 3000)
+    (part,) = parts
+    assert (part.start_s, part.end_s) == pytest.approx((12.34, 14.34))
+    assert (part.token_ids, step) == ((1000, 5, 1100, 1120), 200)
+    parts, step = CLOCK.read_window(WINDOWS["two sentences"], 0, 3000)
+    assert [(part.start_s, part.end_s) for part in parts] == [(0.0, 2.0), (2.0, 5.0)] and step == 3000
 
 
 def test_text_that_streams_is_never_taken_back() -> None:
@@ -127,8 +115,12 @@ def test_thresholds_are_those_of_the_checkpoint_and_off_without() -> None:
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.9) == [] and sound.begin == 6000, "silence"
 
 
-def test_a_compression_ratio_is_that_of_transformers() -> None:
-    ids = [5, 6, 7] * 30
-    for vocab_size in (100, 51_864):
-        expected = WhisperGenerationMixin._retrieve_compression_ratio(torch.tensor(ids), vocab_size)
-        assert compression_ratio(token_bytes(ids, vocab_size)) == expected
+def test_a_character_that_two_parts_share_is_one_word(tmp_path: Path) -> None:
+    """As in transformers, a part without a length is one with the next."""
+    tokenizer = transformers.WhisperProcessor.from_pretrained(whisper(tmp_path / "whisper")).tokenizer
+    left, right = tokenizer.encode("\u00e9", add_special_tokens=False)
+    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
+    aligner = WordAligner.__new__(WordAligner)
+    aligner._tokenizer = tokenizer
+    ids, ends_s = [first, left, first, first, right, first + 50], [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
+    assert list(aligner.read_words(ids, ends_s, "en", 0.02)) == [Word(0.0, 0.6, "\u00e9")]

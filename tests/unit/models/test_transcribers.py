@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ import pytest
 from omni_cli.config.families import get_family
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
-from omni_cli.core.errors import CheckpointError, UsageError
-from omni_cli.engine.checkpoint_fit import check_fit
+from omni_cli.core.errors import UsageError
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.request_spec import check_fields, get_spec
 
@@ -75,24 +72,3 @@ def test_a_language_model_has_no_options_of_transcripts() -> None:
     config = EngineConfig.model_validate({**_PROFILE, "stages": {"model": {"kind": "ar"}}})
     with pytest.raises(UsageError, match="has no effect"):
         check_fields({"language": "de", "audio": ["a.wav"]}, Capabilities.of(config), str)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "kind", "package"),
-    [
-        ("CohereAsrForConditionalGeneration", "cohere_asr", "torchaudio"),
-        ("FireRedASR2ForConditionalGeneration", "fireredasr2", "kaldi_native_fbank"),
-        ("FunASRForConditionalGeneration", "funasr", "torchaudio"),
-        ("Gemma3nForConditionalGeneration", "gemma3n", "timm"),
-        ("GraniteSpeechForConditionalGeneration", "granite_speech", "torchaudio"),
-    ],
-)
-def test_a_missing_package_is_named_before_anything_starts(
-    architecture: str, kind: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": kind}))
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(CheckpointError) as caught:
-        check_fit(LISTENER, tmp_path)
-    assert caught.value.message == f"`{tmp_path}` is a {architecture}, which needs the package `{package}`"
