@@ -29,8 +29,8 @@ from omni_cli.core.errors import OmniError, StageError
 from omni_cli.core.machine import Gpu, HostMemory, PlannedMemory, read_memory
 from omni_cli.engine.devices import Devices, read_devices
 
-# A process with torch and its libraries, on the host, and on its device, with graphs, outside of torch's own counters.
-_PROCESS_BYTES, _CONTEXT_BYTES = 600 << 20, 985 << 20
+# A process with torch and its libraries, on the host; a CUDA context takes about as much on its device.
+_PROCESS_BYTES = 600 << 20
 # Share of the memory that is planned: vLLM's own of a device, less of a host, on which other programs run.
 _DEVICE_SHARE, _HOST_SHARE = 0.92, 0.75
 # vLLM's default.
@@ -79,10 +79,6 @@ class MemoryUse:
     def device(self) -> str:
         """Its name in a plan."""
         return "host" if self.gpu is None else self.name
-
-    @property
-    def process_bytes(self) -> int:
-        return _PROCESS_BYTES if self.gpu is None else _CONTEXT_BYTES
 
     @property
     def planned_bytes(self) -> int:
@@ -221,16 +217,16 @@ def _rank(stage: StageConfig, use: MemoryUse, parts: Parts, *, is_cuda: bool) ->
         beside = max(beside, int(use.total_bytes * _ACTIVATION_SHARE) if is_cuda else 0)
         if stage.backend == "diffusers":
             on_device = _on_device(stage, parts)
-            return _Rank(stage, use, on_device, use.process_bytes + on_device, beside)
+            return _Rank(stage, use, on_device, _PROCESS_BYTES + on_device, beside)
     elif is_cuda and stage.cudagraph_mode != "none":
         beside += _GRAPHS_BYTES
     weights = sum(parts.values()) // stage.num_ranks
     if isinstance(stage, ARStageConfig) and stage.kv_cache_memory_bytes is not None:
-        fixed = use.process_bytes + weights + stage.kv_cache_memory_bytes
+        fixed = _PROCESS_BYTES + weights + stage.kv_cache_memory_bytes
         return _Rank(stage, use, weights, fixed, beside, cache_bytes=stage.kv_cache_memory_bytes)
     share = stage.gpu_memory_utilization
     if share is None or not (is_cuda or isinstance(stage, ARStageConfig)):
-        return _Rank(stage, use, weights, use.process_bytes + weights, beside)
+        return _Rank(stage, use, weights, _PROCESS_BYTES + weights, beside)
     # vLLM refuses to start unless all of the share is free.
     return _Rank(stage, use, weights, max(int(use.total_bytes * share), weights), 0, share)
 
@@ -310,7 +306,7 @@ def _rows(ranks: Iterable[_Rank]) -> Iterator[PlannedMemory]:
             weights_bytes=rank.weights,
             kv_cache_bytes=rank.cache_bytes,
             share_bytes=rank.fixed if rank.share is not None else None,
-            other_bytes=rank.use.process_bytes + rank.beside,
+            other_bytes=_PROCESS_BYTES + rank.beside,
             is_planned=rank.token_bytes > 0,
             adapters_bytes=rank.adapters,
         )

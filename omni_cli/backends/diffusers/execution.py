@@ -27,7 +27,7 @@ _MIN_GAIN = 0.97
 # The device waits for the host if it has nothing left to do when the host has launched the last operation. Where it is
 # the slower one, the host took at most 0.90 of a call on H200s; where it waits, all of it.
 _HOST_BOUND = 0.95
-# Half of a decode of these is moments of GroupNorm: 1024 x 1024 takes 36 instead of 85 ms compiled on an H200. Those of
+# Half of a decode of these is moments of GroupNorm: 1024 x 1024 takes 43 instead of 85 ms compiled on an H200. Those of
 # videos normalize without moments, and decode frames one by one with caches.
 _COMPILED_VAES = ("AutoencoderKL", "AutoencoderKLFlux2")
 
@@ -39,16 +39,12 @@ class CallTime:
     host_s: float
     total_s: float
 
-    @property
-    def is_host_bound(self) -> bool:
-        return self.host_s >= _HOST_BOUND * self.total_s
-
 
 def choose_execution(eager: CallTime, compiled: CallTime, *, with_graphs: bool) -> tuple[Execution, str]:
     """Return the mode and why; without `with_graphs` one that captures no CUDA graph."""
     took = f"a compiled call takes {_ms(compiled.total_s)}, {_ms(compiled.host_s)} of it on the host"
     reason = f"{took}, an eager one {_ms(eager.total_s)}"
-    if with_graphs and compiled.is_host_bound:
+    if with_graphs and compiled.host_s >= _HOST_BOUND * compiled.total_s:
         return "compile_cudagraph", reason
     return ("compile" if compiled.total_s <= _MIN_GAIN * eager.total_s else "eager"), reason
 
@@ -158,7 +154,7 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
             beside=() if second is None else (second,),
         )
         vae = getattr(pipeline, "vae", None)
-        if vae is not None and type(vae).__name__ in _COMPILED_VAES and device != "cpu":
+        if config.execution is not None and type(vae).__name__ in _COMPILED_VAES and device != "cpu":
             mode.compile_whole(vae.decoder)
         return mode
     if config.execution in (None, "eager"):
@@ -216,8 +212,6 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
 
     Returns the stage's keys that it has chosen; the reason is the mode's.
     """
-    import torch
-
     from omni_cli.backends.execution.modes import CompiledGraphMode, CompiledMode
 
     if not isinstance(mode, CompiledMode | CompiledGraphMode):
@@ -228,12 +222,7 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
         for execution in _MEASURED_MODES:
             mode.use(execution)
             times.append(_time_of_call(executor))
-            if times[0].is_host_bound:
-                # cuDNN, which torch takes on Hopper, plans for 35 to 55 ms at each new length of a prompt. What it
-                # saves repays that only where the device is the bound.
-                torch.backends.cuda.enable_cudnn_sdp(False)
     except OmniError as error:
-        torch.backends.cuda.enable_cudnn_sdp(True)
         mode.choose("eager", f"`{execution}` failed in a warm-up call: {error}")
         return {"execution": "eager"}
     chosen: dict[str, Any] = {}
@@ -241,8 +230,6 @@ def choose_mode(executor: Any, mode: ExecutionMode) -> dict[str, Any]:
     attention = faster_attention(executor.config, executor.device)
     if attention is not None and chosen["execution"] != "eager" and _is_faster(executor, attention, times[-1]):
         chosen["attention_backend"] = attention
-    if chosen["execution"] == "eager":
-        torch.backends.cuda.enable_cudnn_sdp(True)
     mode.choose(chosen["execution"], reason)
     return chosen
 

@@ -24,6 +24,8 @@ from support.tiny_models import qwen3_asr, whisper  # noqa: E402
 from support.tiny_voxtral import voxtral  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
+from omni_cli.models.transcription.word_times import WordAligner  # noqa: E402
+from omni_cli.requests.contents import Word  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -270,3 +272,14 @@ def test_a_real_model_hears_long_recordings_as_transformers_does(whisper_tiny: P
     for way in ("alone", "once"):
         assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in answers[way]] == expected
     assert all(len(answer["segments"]) > 5 for answer in answers["alone"])
+
+
+def test_a_character_that_two_parts_share_is_one_word(tmp_path: Path) -> None:
+    """As in transformers, a part without a length is one with the next."""
+    tokenizer = transformers.WhisperProcessor.from_pretrained(whisper(tmp_path / "whisper")).tokenizer
+    left, right = tokenizer.encode("\u00e9", add_special_tokens=False)
+    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
+    aligner = WordAligner.__new__(WordAligner)
+    aligner._tokenizer = tokenizer
+    ids, ends_s = [first, left, first, first, right, first + 50], [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
+    assert list(aligner.read_words(ids, ends_s, "en", 0.02)) == [Word(0.0, 0.6, "\u00e9")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
@@ -13,14 +12,12 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from support.tiny_models import whisper  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
 from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
 from omni_cli.models.transcription.seeking import Seeker, WindowTraits  # noqa: E402
 from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
-from omni_cli.models.transcription.word_times import WordAligner  # noqa: E402
-from omni_cli.requests.contents import TranscriptionOptions, Word  # noqa: E402
+from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
 
 CLOCK = TimeTokens(first_id=1000, frames_per_step=2, frame_s=0.01)
 TRAITS = WindowTraits(size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998)
@@ -113,14 +110,3 @@ def test_thresholds_are_those_of_the_checkpoint_and_off_without() -> None:
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.1) is None and sound.temperature == 0.4
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.1), "the last temperature's text stays"
     assert sound.take([1000, 5, 1100, 999], -2.0, 0.9) == [] and sound.begin == 6000, "silence"
-
-
-def test_a_character_that_two_parts_share_is_one_word(tmp_path: Path) -> None:
-    """As in transformers, a part without a length is one with the next."""
-    tokenizer = transformers.WhisperProcessor.from_pretrained(whisper(tmp_path / "whisper")).tokenizer
-    left, right = tokenizer.encode("\u00e9", add_special_tokens=False)
-    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
-    aligner = WordAligner.__new__(WordAligner)
-    aligner._tokenizer = tokenizer
-    ids, ends_s = [first, left, first, first, right, first + 50], [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
-    assert list(aligner.read_words(ids, ends_s, "en", 0.02)) == [Word(0.0, 0.6, "\u00e9")]
