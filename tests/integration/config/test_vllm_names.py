@@ -57,7 +57,8 @@ def test_keys_of_an_ar_stage_are_engine_arguments() -> None:
     assert DiffusionStageConfig.model_fields.keys() & arguments == shared | of_pipelines
     stage = DiffusionStageConfig.create("vocoder", max_num_seqs=3)
     spec: Any = SimpleNamespace(stage=stage, model="m", dtype="float32", seed=0, trust_remote_code=False)
-    unbuilt: Any = SimpleNamespace(spec=spec, worker_cls=VllmStage.worker_cls, adapters=EngineAdapters(spec))
+    role = SimpleNamespace(architecture=None)
+    unbuilt: Any = SimpleNamespace(spec=spec, role=role, worker_cls=VllmStage.worker_cls, adapters=EngineAdapters(spec))
     passed = VllmStage.engine_args(unbuilt)
     assert passed["max_num_seqs"] == 3 and not of_pipelines & passed.keys()
 

@@ -67,7 +67,7 @@ def test_a_batch_file_is_answered_in_its_own_form(tmp_path: Path) -> None:
     assert ended.code == 2
     (tmp_path / "again").mkdir()
     ended = run_omni(tmp_path / "again", "generate", "--requests", "../batch.jsonl", "--temperature", "0")
-    assert ended.code == 2 and "run a batch file without options of requests" in ended.err
+    assert ended.code == 2 and "and no options of requests beside it" in ended.err
 
 
 @pytest.mark.nightly
