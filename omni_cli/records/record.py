@@ -307,8 +307,7 @@ def read_record(path: Path) -> tuple[Record, str | None]:
     """
     document, record = read_document(path, Record, _KIND)
     label = visible(str(path))
-    problem = first_problem(record)
-    if problem is not None:
+    if problem := first_problem(record):
         raise InputError(f"`{label}`: {problem}", hint=_AGAIN)
     edit = digest_problem(document)
     return record, None if edit is None else f"`{label}`: {edit}"
@@ -340,8 +339,7 @@ def first_variant_problem(variants: Sequence[Variant]) -> str | None:
         return "the names of its variants contain control characters"
     for variant in variants:
         for number, sample in enumerate(variant.samples):
-            problem = _sample_problem(sample)
-            if problem is not None:
+            if problem := _sample_problem(sample):
                 return f"sample {number} of variant `{visible(variant.name, 80)}`: {problem}"
     return None
 

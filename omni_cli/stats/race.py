@@ -151,8 +151,7 @@ class Race:
     def _pair(self, a: str, b: str) -> _Pair:
         pair = self._pairs.setdefault((a, b), _Pair())
         for control, batches in self._rounds[pair.seen :]:
-            value = _difference(batches, a, b, control)
-            if value is not None:
+            if (value := _difference(batches, a, b, control)) is not None:
                 pair.values.append(value)
                 self._look(pair)
         pair.seen = len(self._rounds)

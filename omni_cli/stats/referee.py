@@ -49,8 +49,7 @@ def conditions(variant: Variant) -> tuple[Disturbance, ...]:
         found.append(Disturbance("repeated prompts", distinct, again[1], variant=variant.name))
     if own and own[0] > _CACHE_GAIN:
         found.append(Disturbance("seen prompts", 1.0, own[1], variant=variant.name))
-    cold = _cold_share(variant)
-    if cold is not None:
+    if (cold := _cold_share(variant)) is not None:
         found.append(Disturbance("warming up", 1.0, cold, variant=variant.name))
     per_chunk = tokens_per_chunk(variant)
     told = request_values(variant, "first_tokens")

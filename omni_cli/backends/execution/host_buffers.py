@@ -48,8 +48,7 @@ class HostBufferPool:
 
     def _take(self, size: int) -> torch.Tensor:
         self._collect()
-        idle = self._idle.get(size)
-        if idle:
+        if idle := self._idle.get(size):
             self.idle_bytes -= size
             return idle.pop()
         self.allocated_buffers += 1

@@ -192,8 +192,11 @@ class CompiledMode(_ReplacedForward):
             nonlocal chosen
             try:
                 return chosen(*args, **kwargs)
+            except torch.OutOfMemoryError:  # of this call's size
+                raise
             except (StageError, RuntimeError) as error:
                 logger.warning("%s; from now on it runs eagerly", error)
+                self.counters.compiled_regions -= 1
                 chosen = own
                 return own(*args, **kwargs)
 

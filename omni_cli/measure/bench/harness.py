@@ -331,8 +331,7 @@ class Harness:
         measured = self.builder.measured[variant]
         measured.add_stages(loaded.stages)
         measured.server = loaded.server
-        reason = setting_not_in_effect(measured.variant_config, loaded.stages)
-        if reason is not None:
+        if reason := setting_not_in_effect(measured.variant_config, loaded.stages):
             name = measured.variant_config.name
             raise VariantError(
                 f"variant `{name}` does not take effect: {reason}", hint="this machine or build does not support it"

@@ -34,7 +34,6 @@ ALEXNET = "alexnet-owt-7be5be79.pth"
 """torchvision's file of AlexNet, the network of LPIPS; torchmetrics has the layers on top of it."""
 # `model_type` of the checkpoints that transformers loads.
 _CHECKPOINTS = {"clip_score": "clip", "wer": "whisper"}
-_NEEDS_TORCHMETRICS = ("lpips",)
 
 _WHISPER_RATE = 16_000
 _LONGEST = 30 * _WHISPER_RATE
@@ -67,14 +66,13 @@ def parse_weights(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def _check_folder(measure: str, folder: Path) -> None:
-    if measure in _NEEDS_TORCHMETRICS and importlib.util.find_spec("torchmetrics") is None:
-        hint = "install it: `pip install 'omni-cli[quality]'`"
-        raise UsageError(f"`{measure}` needs torchmetrics, which is not installed", hint=hint)
     if measure == "lpips":
+        if importlib.util.find_spec("torchmetrics") is None:
+            hint = "install it: `pip install 'omni-cli[quality]'`"
+            raise UsageError("`lpips` needs torchmetrics, which is not installed", hint=hint)
         if not (folder / ALEXNET).is_file():
-            raise _bad_value(
-                f"no file `{folder / ALEXNET}`", "get torchvision's weights of AlexNet, and keep their name"
-            )
+            hint = "get torchvision's weights of AlexNet, and keep their name"
+            raise _bad_value(f"no file `{folder / ALEXNET}`", hint)
         return
     kind = _CHECKPOINTS[measure]
     try:
@@ -89,10 +87,17 @@ def _bad_value(why: str, hint: str | None) -> UsageError:
     return UsageError(f"invalid value for `--quality`: {why}", hint=hint)
 
 
-def _start_process(*, ignores_signals: bool = False) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), initializer=_keep_quiet, initargs=(ignores_signals,)
-    )
+@contextmanager
+def _start_process(*, ignores_signals: bool = False) -> Iterator[ProcessPoolExecutor]:
+    """Start the process; what it does is not waited for after an interrupt."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=_keep_quiet, initargs=(ignores_signals,)) as process:
+        try:
+            yield process
+        except BaseException:
+            for child in process._processes.values():
+                child.kill()
+            raise
 
 
 def _call(process: ProcessPoolExecutor, measures: str, function: Callable[..., T], *arguments: Any) -> T:
@@ -100,8 +105,8 @@ def _call(process: ProcessPoolExecutor, measures: str, function: Callable[..., T
     try:
         return process.submit(function, *arguments).result()
     except Exception as error:
-        hint = "check the weights of `--quality MEASURE=FOLDER`"
-        raise QualityWeightsError(f"cannot measure {measures}: {error or type(error).__name__}", hint=hint) from error
+        why, hint = str(error) or type(error).__name__, "check the weights of `--quality MEASURE=FOLDER`"
+        raise QualityWeightsError(f"cannot measure {measures}: {why}", hint=hint) from error
 
 
 def _keep_quiet(ignores_signals: bool) -> None:

@@ -47,8 +47,7 @@ def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
 
 def check_limits_apply(rows: Sequence[Row], limits: Mapping[str, float], what: str) -> None:
     """Raise `UsageError` for a limit on a metric (its name in records) that no answer of `rows` has."""
-    idle = find_idle_limit(rows, limits)
-    if idle is not None:
+    if idle := find_idle_limit(rows, limits):
         name = next(name for name, column in COLUMNS.items() if column == idle)
         hint = "omit it, or ask for answers that have it: a time between tokens needs two"
         raise UsageError(f"`--slo {name}:...` limits nothing: no answer of {what} has a {name}", hint=hint)

@@ -75,8 +75,7 @@ def load_foreign(path: Path) -> list[Imported]:
         left_out = [text for item in imported for text in item.missing if text.startswith(LEFT_OUT)]
         raise InputError(f"`{label}` of {tool} has no results", hint="; ".join(left_out) or None)
     for item in imported:
-        problem = first_problem(item.record)
-        if problem is not None:
+        if problem := first_problem(item.record):
             raise InputError(f"`{label}` of {tool}: {problem}")
     return imported
 

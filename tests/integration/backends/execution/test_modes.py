@@ -326,10 +326,29 @@ def test_a_whole_module_is_compiled_too_or_runs_eagerly_if_that_fails(transforme
         execution_mode.compile_whole(module)
         assert torch.equal(module(x), expected) and torch.equal(module(x), expected)
     assert len(compilers) == 2 and "cannot compile FeedForward" in caplog.text
+    assert execution_mode.counters.compiled_regions == 3, "two blocks and the good one"
     execution_mode.use("eager")
     assert torch.equal(good(x.float()), good(x.float())) and len(compilers) == 2
     execution_mode.close()
     assert "forward" not in vars(good) and "forward" not in vars(bad)
+
+
+def test_a_call_without_memory_leaves_a_whole_module_compiled(transformer, monkeypatch, caplog):
+    calls: list[str] = []
+
+    def compiled(_: object) -> str:
+        calls.append("compiled")
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "compiled"
+
+    execution_mode, module = CompiledMode(transformer, stage="image"), FeedForward()
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: compiled)
+    execution_mode.compile_whole(module)
+    with pytest.raises(torch.OutOfMemoryError):
+        module(torch.zeros(2, 4))
+    assert module(torch.zeros(2, 4)) == "compiled" and not caplog.records
+    execution_mode.close()
 
 
 class Breaks(torch.nn.Module):
