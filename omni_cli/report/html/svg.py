@@ -114,7 +114,8 @@ class Axes:
             if has_grid:
                 self.rule(tick)
             self.sheet.text(self.x(tick), bottom + 16, f"{tick:.4g}", anchor="middle")
-        self.sheet.text(sum(self.xs) / 2, bottom + 36, label, anchor="middle")
+        if label:
+            self.sheet.text(sum(self.xs) / 2, bottom + 36, label, anchor="middle")
 
     def draw_y(self) -> None:
         for tick in self.y.ticks:
