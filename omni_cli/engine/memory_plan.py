@@ -239,9 +239,9 @@ def _plan_cache(rank: _Rank, stage: ARStageConfig, decoder: Mapping[str, Any], d
     """Note the cache of a rank for as many and as long requests as its stage takes."""
     if "decoder_layers" in decoder:  # Whisper, whose decoder looks at a whole window
         decoder = {**decoder, **dict(zip(_SIZES, map(decoder.get, _WHISPER_SIZES), strict=True))}
-        rank.num_heard = decoder["max_source_positions"]
+        rank.num_heard = decoder.get("max_source_positions") or 0
     token_bytes = cache_bytes_per_token(decoder, dtype)
-    known = decoder.get("max_position_embeddings")
+    known = decoder.get("max_position_embeddings") or decoder.get("max_target_positions")
     rank.length = stage.max_model_len or (known if isinstance(known, int) and known > 0 else _UNKNOWN_LENGTH)
     rank.token_bytes = _UNKNOWN_TOKEN_BYTES if token_bytes is None else -(-token_bytes // stage.num_ranks)
     rank.num_requests = stage.max_num_seqs or _MAX_NUM_SEQS

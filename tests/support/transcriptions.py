@@ -15,13 +15,17 @@ from support.request_fields import with_fields
 from support.stage_specs import derived_stages, load, run_requests
 
 
-def answer(folder: str, requests: Sequence[dict[str, Any]], aligner: str | None = None) -> dict[str, Any]:
-    """Run `requests` (`seed` and `seconds` of a sound, or a `file`; and other fields).
+def answer(
+    folder: str, requests: Sequence[dict[str, Any]], aligner: str | None = None, stop: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Run `requests` (`seed` and `seconds` of a sound, or a `file`; and other fields); `stop` is the profile's.
 
     Return for each what it gives `alone`, and `once` with the others: token ids, the text, that of its chunks joined,
     language and segments, or its error.
     """
-    stage = load(derived_stages(folder)[0].model_copy(update={"aligner": aligner}), folder)
+    own = derived_stages(folder)[0]
+    sampling = own.sampling.model_copy(update={"stop": list(stop)} if stop else {})
+    stage = load(own.model_copy(update={"aligner": aligner, "sampling": sampling}), folder)
     stage.run_warm_up()
     made = [stage_request(str(number), **request) for number, request in enumerate(requests)]
     alone = [_read(end) for request in made for end in run_requests(stage, [request])]

@@ -114,7 +114,9 @@ def _read_requests(
     for item in decode_specs(read_specs({}, options.requests, capabilities), config, capabilities):
         if isinstance(item, BadRequest):
             raise type(item.error)(f"{item.place}: {item.error.message}", hint=item.error.hint)
-        requests.append(replace(item.build(), stage=StageIO(wants_frames=True)))
+        request = item.build()
+        heard = replace(request.transcription, asked=request.transcription.asked or capabilities.transcribes)
+        requests.append(replace(request, transcription=heard, stage=StageIO(wants_frames=True)))
     return tuple(requests)
 
 

@@ -184,16 +184,14 @@ class Checks:
         self._say("limits")
         self.rows += await subject.choice_rows(self._requests[0])
         rows = [Row(check="limits", stage=stage, verdict="equal")]
-        for answer in self._alone:
-            num_prompt = self._num_prompt_tokens.get(answer.request.request_id)
-            rows += count_rows(stage, answer, subject.count_names, num_prompt)
+        for each in self._alone:
+            rows += count_rows(stage, each, subject.count_names, self._num_prompt_tokens.get(each.request.request_id))
         whole = next(filter(_is_long, texts), None)
         if whole is not None:
             text, request, sampling = whole.text or "", subject.only_text(whole.request), whole.request.sampling
             few = await subject.ask(replace(request, sampling={**sampling, "max_tokens": _FEW_TOKENS}))
             rows += [*limit_rows(stage, few, _FEW_TOKENS), *count_rows(stage, few, subject.count_names, None)]
-            stop = stop_string(text)
-            if stop is not None and not request.transcription.asked:
+            if not request.transcription.asked and (stop := stop_string(text)) is not None:
                 stopped = await subject.ask(replace(request, sampling={**sampling, "stop": [stop]}))
                 rows += stop_rows(stage, stopped, text, stop)
         self._add([worst(rows)])

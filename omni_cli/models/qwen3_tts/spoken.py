@@ -65,8 +65,9 @@ def read_request(config: Mapping[str, Any], request: GenerateRequest, system_pro
 def check_request(request: GenerateRequest, config: EngineConfig) -> None:
     """Raise `InputError` for what the checkpoint of a profile does not have, if it is on this machine."""
     folder = find_folder(config.model) or cached_settings(config.model, "config.json")
-    if folder is not None:
-        read_request(read_config(folder), request, getattr(config.stages[0], "system_prompt", None))
+    own = read_config(folder) if folder is not None and (folder / "config.json").is_file() else {}
+    if "tts_model_type" in own:  # or it is another model's, which is refused when it is loaded
+        read_request(own, request, getattr(config.stages[0], "system_prompt", None))
 
 
 def frame_text(text: str, *, raw: bool) -> str:

@@ -107,16 +107,14 @@ class TranscriptionStage(TextStage):
         language = self._check(request)
         if request.transcription.word_timestamps and not self._has_heads:
             self._aligner.check_language(language)
-        ((samples, sample_rate),) = request.media.audio
         rate = int(self._hearing.sample_rate)
-        samples = resample(samples, sample_rate, rate)
+        samples = resample(*request.media.audio[0], rate)
         if len(samples) < _MIN_SAMPLES:
             raise InputError(f"the sound is empty: it has {len(samples)} samples at {rate} Hz")
         transcription = Transcription(request, [], language, time.perf_counter(), samples, rate)
         if self._timed is None:
-            hearing = self._hearing
-            is_cut = hearing.allow_audio_chunking and hearing.max_audio_clip_s
-            pieces = cut(samples, rate, hearing.max_audio_clip_s) if is_cut else [Cut(0, len(samples))]
+            window_s = self._hearing.allow_audio_chunking and self._hearing.max_audio_clip_s
+            pieces = cut(samples, rate, window_s) if window_s else [Cut(0, len(samples))]
             for piece in pieces:
                 self._add_window(transcription, piece.begin, piece.end, overlaps=piece.overlaps)
         else:
@@ -144,8 +142,9 @@ class TranscriptionStage(TextStage):
             raise InputError("this model transcribes speech: it does not chat")
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
-        if request.sampling.get("stop", self.spec.ar.sampling.stop):
-            raise InputError("a transcript is that of the whole sound", hint="drop `stop`")
+        # A listener's profile has those of its chats.
+        if request.sampling.get("stop", None if self._chats else self.spec.ar.sampling.stop):
+            raise InputError("a transcript is that of the whole sound", hint="drop `stop`, also of the profile")
         if asked.timestamps and not self._has_marks:
             raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
         if asked.speakers and not self._model.supports_diarized_transcription:
@@ -188,8 +187,8 @@ class TranscriptionStage(TextStage):
         asked = request if transcription.seeker is None else replace(request, prompt=None)
         prompt = self._speech.make(asked, transcription.language, transcription.pieces[number].samples)
         if not self._has_marks:
-            greedy = {"temperature": 0.0} if self._chats and "temperature" not in request.sampling else {}
-            return prompt, self.sampling_params(request, **greedy)
+            own = {"temperature": request.sampling.get("temperature", 0.0), "stop": None} if self._chats else {}
+            return prompt, self.sampling_params(request, **own)
         text = prompt["decoder_prompt"]["prompt"].replace("<|prev|>", "<|startofprev|> ", 1)
         seeker, (before, start, rest) = transcription.seeker, text.rpartition("<|startoftranscript|>")
         rest = rest if self._is_multilingual else "<|notimestamps|>"

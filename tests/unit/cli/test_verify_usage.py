@@ -5,9 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+from support.profile_text import make_config
 
 from omni_cli.cli.app import run
+from omni_cli.cli.verify.options import VerifyOptions
+from omni_cli.cli.verify.run import _read_requests
+from omni_cli.config.schema import ARStageConfig
+from omni_cli.requests.capabilities import Capabilities
 
 URL = "http://127.0.0.1:1"
 
@@ -60,3 +67,16 @@ def test_a_wrong_line_of_requests_is_an_error(tmp_path: Path, capsys: pytest.Cap
     path.write_text('{"prompt": "a"}\n{"prompt": "b", "image": "none.png"}\n')
     assert run(["verify", "--profile", "tiny-omni", "--requests", str(path)]) == 2
     assert "requests.jsonl:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stage", "asked"), [("transcriber", True), ("listener", False)])
+def test_a_sound_with_a_prompt_is_a_transcript_of_a_model_that_does_nothing_else(
+    stage: str, asked: bool, tmp_path: Path
+) -> None:
+    """`limits` asks no transcript for a stop string, which is refused."""
+    soundfile.write(tmp_path / "a.wav", np.zeros(16_000), 16_000)
+    (tmp_path / "requests.jsonl").write_text('{"audio": "a.wav", "prompt": "names"}\n')
+    config = make_config("one", "model", ARStageConfig.create(stage))
+    options = VerifyOptions(requests=tmp_path / "requests.jsonl")
+    (request,) = _read_requests(options, config, Capabilities.of(config))
+    assert request.transcription.asked == asked and request.prompt == "names"

@@ -157,6 +157,14 @@ def test_what_a_checkpoint_of_a_folder_lacks_is_refused_before_it_is_loaded(
     assert str(failure.value).startswith(message)
 
 
+@pytest.mark.parametrize("file", ["config.json", "model_index.json"])
+def test_a_checkpoint_of_another_family_is_left_to_the_error_of_loading_it(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text('{"architectures": ["LlamaForCausalLM"], "_class_name": "FluxPipeline"}')
+    save_file({"a": np.zeros(1)}, tmp_path / "model.safetensors")
+    config = TTS.model_copy(update={"model": str(tmp_path)})
+    assert request_of(get_capabilities(config), config).prompt == "hello"
+
+
 def test_a_bad_recording_of_a_line_fails_alone(tmp_path: Path) -> None:
     write_voice(tmp_path / "loud.wav")
     write_voice(tmp_path / "silent.wav", level=0)

@@ -121,6 +121,17 @@ def test_each_request_of_an_encoder_decoder_keeps_what_its_encoder_made() -> Non
     assert caches(planned) == [2 * 12 * 768 * 2 * (4 * (448 + 1500) + 1024)]
 
 
+def test_a_profile_of_a_whisper_that_states_no_length_has_that_of_its_decoder() -> None:
+    """Not the one of unknown decoders, which vLLM would refuse once it is shortened to fit."""
+    sizes = {"decoder_layers": 32, "decoder_attention_heads": 20, "d_model": 1280, "max_target_positions": 448}
+    for decoder, heard in (({**sizes, "max_source_positions": 1500}, 1500), (sizes, 0)):
+        stage = ARStageConfig.create("transcriber", max_num_seqs=1)
+        config = make_config("one", "model", stage, dtype="float32")
+        host = HostMemory(24 * GIB, 6 * GIB, None)
+        planned = plan_memory(config, {"transcriber": {"": GIB}}, {"transcriber": decoder}, host, Devices((), ()))
+        assert caches(planned) == [2 * 32 * 1280 * 4 * (448 + heard + 1024)]
+
+
 def test_the_decoder_of_a_transcriber_may_be_part_of_a_thinker(tmp_path: Path) -> None:
     config = {"architectures": ["Qwen3ASRForConditionalGeneration"], "thinker_config": {"text_config": DECODER}}
     (tmp_path / "config.json").write_text(json.dumps(config))
