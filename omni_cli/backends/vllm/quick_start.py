@@ -55,6 +55,8 @@ class PagesOnUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.zeros or kwargs.get("dtype") is not torch.int8:
-            return func(*args, **kwargs)
-        return torch.frombuffer(mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.int8)
+        if func is torch.zeros and kwargs.get("dtype") is torch.int8:
+            with contextlib.suppress(OSError):  # torch's own refusal has a hint
+                pages = mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                return torch.frombuffer(pages, dtype=torch.int8)
+        return func(*args, **kwargs)
