@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm import logger
-from vllm.config.logging import LoggingConfig
 from vllm.model_executor.model_loader import base_loader
 from vllm.renderers import hf
 from vllm.triton_utils import dispatcher
@@ -29,8 +27,6 @@ _rebind, _find_online, _make_pool = (
 @contextlib.contextmanager
 def starting_quickly() -> Iterator[None]:
     """Make an engine within this context, once in a process."""
-    # It was set up when vLLM was imported; again, each of now hundreds of its loggers would visit all that there are.
-    logger._last_configured_logging_config = LoggingConfig()
     with (
         replace_attributes(dispatcher, _rebind_kernels=_rebind_in_vllm),
         # The class to compare with imports compressed_tensors.

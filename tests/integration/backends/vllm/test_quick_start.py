@@ -1,11 +1,23 @@
-"""A KV cache on a CPU gets its memory as it is used."""
+"""An engine that starts with less has vLLM's logging, and on a CPU a KV cache that gets its memory as it is used."""
 
 import mmap
 
 import pytest
 import torch
+from vllm import logger
+from vllm.config.logging import LoggingConfig
 
-from omni_cli.backends.vllm.quick_start import PagesOnUse
+from omni_cli.backends.vllm.quick_start import PagesOnUse, starting_quickly
+
+
+def test_an_engine_sets_up_logging_as_vllms_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[LoggingConfig] = []
+    monkeypatch.setattr(logger, "_last_configured_logging_config", None)
+    monkeypatch.setattr(logger, "configure_logging", applied.append)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    with starting_quickly():
+        logger.configure_logging_if_needed(LoggingConfig())  # as an engine does
+    assert [config.log_level for config in applied] == ["DEBUG"]
 
 
 def test_a_cache_has_zeros_that_can_be_replaced() -> None:
