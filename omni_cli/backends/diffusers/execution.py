@@ -153,7 +153,7 @@ def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: st
             num_variants=1 + len(config.lora),
             beside=() if second is None else (second,),
         )
-        vae = getattr(pipeline, "vae", None)
+        vae: Any = getattr(pipeline, "vae", None)
         if config.execution is not None and type(vae).__name__ in _COMPILED_VAES and device != "cpu":
             mode.compile_whole(vae.decoder)
         return mode
