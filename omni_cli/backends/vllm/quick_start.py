@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm import logger
-from vllm.config.logging import LoggingConfig
 from vllm.model_executor.model_loader import base_loader
 from vllm.renderers import hf
 from vllm.triton_utils import dispatcher
@@ -29,8 +27,6 @@ _rebind, _find_online, _make_pool = (
 @contextlib.contextmanager
 def starting_quickly() -> Iterator[None]:
     """Make an engine within this context, once in a process."""
-    # It was set up when vLLM was imported; again, each of now hundreds of its loggers would visit all that there are.
-    logger._last_configured_logging_config = LoggingConfig()
     with (
         replace_attributes(dispatcher, _rebind_kernels=_rebind_in_vllm),
         # The class to compare with imports compressed_tensors.
@@ -55,6 +51,8 @@ class PagesOnUse(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.zeros or kwargs.get("dtype") is not torch.int8:
-            return func(*args, **kwargs)
-        return torch.frombuffer(mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.int8)
+        if func is torch.zeros and kwargs.get("dtype") is torch.int8:
+            with contextlib.suppress(OSError):  # torch's own refusal has a hint
+                pages = mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                return torch.frombuffer(pages, dtype=torch.int8)
+        return func(*args, **kwargs)

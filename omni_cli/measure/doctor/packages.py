@@ -144,7 +144,7 @@ def loads(library: str) -> bool:
 
 
 def start_torch_probe() -> subprocess.Popen[str] | None:
-    """Start importing torch in another process (a second or two); None if torch is not installed."""
+    """Start asking torch for its facts in another process; None if torch is not installed."""
     if get_installed_version("torch") is None:
         return None
     return subprocess.Popen(python_command("-c", _PROBE), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -7,20 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from omni_cli.report.html.svg import (
-    ACCENT,
-    COLOURS,
-    INK,
-    LINE,
-    MUTED,
-    SOFT,
-    Axes,
-    Drawing,
-    Point,
-    Scale,
-    Sheet,
-    draw,
-)
+from omni_cli.report.html.svg import ACCENT, COLOURS, INK, LINE, MUTED, SOFT, Axes, Drawing, Point, Scale, Sheet, draw
 from omni_cli.report.view import Chart, ChartRow, Panel, Panels, Rows, Series, Trade, Trades, keep_some
 
 _LETTER = 7.3

@@ -45,6 +45,15 @@ class Scale:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
         return self.start + min(max((value - low) / (high - low or 1), 0), 1) * (self.end - self.start)
 
+    @property
+    def labels(self) -> list[str]:
+        """Name the ticks by four digits, or by as many as they have."""
+        for digits in range(4, 18):
+            labels = [f"{tick:.{digits}g}" for tick in self.ticks]
+            if all(math.isclose(float(label), tick) for label, tick in zip(labels, self.ticks, strict=True)):
+                break
+        return labels
+
 
 class Sheet:
     """A drawing; ids of its elements begin with `name`."""
@@ -110,17 +119,17 @@ class Axes:
         """Draw the lower edge with its ticks and the axis's label."""
         bottom = self.ys[0]
         self.sheet.line([(place, bottom) for place in self.xs], LINE, 1)
-        for tick in self.x.ticks:
+        for tick, label_of_tick in zip(self.x.ticks, self.x.labels, strict=True):
             if has_grid:
                 self.rule(tick)
-            self.sheet.text(self.x(tick), bottom + 16, f"{tick:.4g}", anchor="middle")
+            self.sheet.text(self.x(tick), bottom + 16, label_of_tick, anchor="middle")
         if label:
             self.sheet.text(sum(self.xs) / 2, bottom + 36, label, anchor="middle")
 
     def draw_y(self) -> None:
-        for tick in self.y.ticks:
+        for tick, label in zip(self.y.ticks, self.y.labels, strict=True):
             self.sheet.line([(place, self.y(tick)) for place in self.xs], LINE, 0.75)
-            self.sheet.text(self.xs[0] - 4, self.y(tick) + 4, f"{tick:.4g}", anchor="end")
+            self.sheet.text(self.xs[0] - 4, self.y(tick) + 4, label, anchor="end")
 
 
 def draw(name: str, height: int, paint: Callable[[Sheet], None]) -> Drawing:

@@ -125,6 +125,7 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bench tiny-image", "`--profile tiny-image`"),
         ("serve tiny-omni", "`--profile tiny-omni`"),
         ("verify 127.0.0.1:1", "`--url 127.0.0.1:1`"),
+        ("chat llama3:8b", "`omni chat --help`"),
         ("doctor --fix", "`--install`"),
         ("loadtest --base-url a:1", "leave out `--base-url`"),
         ("verify --base-url a:1", "`--url`"),

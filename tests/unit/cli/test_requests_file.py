@@ -149,6 +149,8 @@ def test_what_the_values_of_a_pipeline_mean_is_left_to_it(tmp_path: Path) -> Non
         ("text", "did you mean `prompt`?"),
         ("question", "did you mean `prompt`?"),
         ("images", "did you mean `image`?"),
+        ("lang", "did you mean `language`?"),
+        ("steps", "did you mean `num_inference_steps`?"),
         ("image_url", "did you mean `image`?"),
         ("top_p", 'write it as "sampling": {"top_p": ...}'),
         ("max_completion_tokens", 'write it as "sampling": {"max_tokens": ...}'),

@@ -16,8 +16,10 @@ from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.records.record import GpuUtilisation, Memory, Record, Utilisation
 from omni_cli.records.record_file import save_record
 from omni_cli.records.results import Comparison, MeasureMean, Outputs
+from omni_cli.report.html.drawing import draw_chart
 from omni_cli.report.html.page import render_page
 from omni_cli.report.units import quantity, quantity_interval, ratio
+from omni_cli.report.view import ChartRow, Rows
 from omni_cli.stats.verdicts import ComparisonSpec
 
 pytestmark = pytest.mark.slow
@@ -234,6 +236,12 @@ def test_many_variants_and_many_runs_stay_a_page(tmp_path: Path) -> None:
     page = render_page([load_view(path)])
     assert len(page) < 3_000_000
     assert "One run in 2 is drawn." in page and "300 more are in the record" in page
+
+
+def test_ticks_of_values_that_are_close_have_their_digits() -> None:
+    drawing = draw_chart(Rows((ChartRow("a", dots=(1.2341, 1.2344)),), "s"), "x")
+    ticks = re.findall(r">([\d.]+)</text>", drawing.wide)
+    assert ticks == ["1.2341", "1.23415", "1.2342", "1.23425", "1.2343", "1.23435", "1.2344"]
 
 
 def test_speed_is_drawn_against_each_measure_of_quality(tmp_path: Path) -> None:
