@@ -136,8 +136,9 @@ def precision_in(pipeline: Any) -> str:
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:
     """Make the pipeline's denoiser run in mode `config.execution`; None for an eager pipeline without a known one.
 
-    Where the stage leaves it open, the mode is one that contains all that may be chosen. The VAE's decoder is compiled
-    where the denoiser is, except on a CPU, where that takes minutes. Compilation and capture happen in later calls.
+    Where the stage leaves it open, the mode is one that contains all that may be chosen. Where it states one that
+    compiles, so is the decoder of a VAE: up to 45 s of a first start on an H200, and minutes on a CPU, where it is not.
+    Compilation and capture happen in later calls.
     """
     from omni_cli.backends.execution.modes import make_execution_mode
 
