@@ -9,7 +9,7 @@ import statistics
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from omni_cli.openai_api.client import Outcome
 from omni_cli.stats.race import student_quantile
@@ -20,7 +20,7 @@ Canaries = Literal["new", "own"]
 NUM_CANARIES = 6
 _CANARY_TOKENS = 4
 _SAME_PAUSE, _LONGEST_PAUSE = 0.8, 2.0
-_FEW_SERVED, _FEW_QUEUED, _MOST = 8, 4, 0.85
+_FEW_SERVED, _FEW_QUEUED, _FITS, _MOST = 8, 4, 0.75, 0.85
 
 
 def has_prompt(body: Mapping[str, Any]) -> bool:
@@ -104,20 +104,28 @@ def parallel_limit(burst: Sequence[Outcome]) -> int | None:
     return served if has_waited and step_s > answer_s / 2 else None
 
 
-def limit_of_arrivals(outcomes: Collection[Outcome]) -> int | None:
-    """Return how many requests of an open loop were served at once, if the waits have a stair there: below it requests
-    begin when they arrive, and from it on when one of those before them has ended.
+class Stair(NamedTuple):
+    """Requests of a window that were served at once, and for each reason to begin (at once, when a place is free, after
+    the one before) how many began then, of those for which it can be the reason."""
 
-    A server that begins requests one after another, or is slower the more it serves, has no such stair.
-    """
+    limit: int
+    at_once: tuple[int, int]
+    by_place: tuple[int, int]
+    by_turn: tuple[int, int]
+
+
+def find_stair(outcomes: Collection[Outcome]) -> Stair | None:
+    """Return what the waits of a window tell of a limit: below it requests begin when they arrive, and from it on when
+    one of those before them has ended. None if they are too few, or too short, to tell."""
     times = _service_times(outcomes)
     if len(times) < len(outcomes) or len(times) < _FEW_SERVED:
         return None
     firsts, ends = sorted(first for _, first, _ in times), list[float]()
     pause_s = min(first - due for due, first, _ in times)
+    if statistics.median(end - first for _, first, end in times) < pause_s / 4:
+        return None
     turn_s = min(pause_s, statistics.median(later - first for first, later in itertools.pairwise(firsts)))
     limit = served_at_once(outcomes, _SAME_PAUSE * pause_s)
-    # By how much each begins later than it would for one reason: at once, when a place is free, after the one before.
     at_once, by_place, by_turn = list[float](), list[float](), list[float]()
     before_s = -math.inf
     for due, first, end in times:
@@ -128,11 +136,26 @@ def limit_of_arrivals(outcomes: Collection[Outcome]) -> int | None:
             by_turn.append(first - max(due + pause_s, before_s + turn_s))
         bisect.insort(ends, end)
         before_s = max(before_s, first)
-    if len(by_place) < _FEW_QUEUED or statistics.median(end - first for _, first, end in times) < pause_s / 4:
-        return None
     near_s = (ends[-1] - ends[0]) / (len(ends) - 1) / 4
-    shares = [statistics.fmean(abs(late_s) < near_s for late_s in lates) for lates in (at_once, by_place, by_turn)]
-    return limit if min(shares[:2]) > _MOST > shares[2] else None
+    counts = [(sum(abs(late_s) < near_s for late_s in lates), len(lates)) for lates in (at_once, by_place, by_turn)]
+    return Stair(limit, *counts)
+
+
+def limit_of_stairs(stairs: Sequence[Stair | None]) -> int | None:
+    """Return the limit of most windows, of which there are two or more, if the requests of all of them have its stair:
+    a machine that stalls for a moment takes some out of one.
+
+    A server that begins requests one after another, or is slower the more it serves, has no such stair.
+    """
+    limit = usual_limit([stair and stair.limit for stair in stairs])
+    same = [stair[1:] for stair in stairs if stair is not None and stair.limit == limit]
+    if not same:
+        return None
+    sums = [[sum(column) for column in zip(*counts, strict=True)] for counts in zip(*same, strict=True)]
+    if sums[1][1] < _FEW_QUEUED * len(same):
+        return None
+    at_once, by_place, by_turn = ((fitting + 1) / (began + 1) for fitting, began in sums)
+    return limit if min(at_once, by_place) > _FITS and by_turn < _FITS * by_place else None
 
 
 def served_at_once(outcomes: Iterable[Outcome], pause_s: float = 0.0) -> int:

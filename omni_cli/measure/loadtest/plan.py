@@ -27,8 +27,10 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.measure.loadtest.observations import (
     Canaries,
+    Stair,
     ask_canaries,
-    limit_of_arrivals,
+    find_stair,
+    limit_of_stairs,
     parallel_limit,
     served_at_once,
     usual_limit,
@@ -180,7 +182,8 @@ class ServerVariant:
         self.judge: WordJudge | None = None
         # Filled while windows run; the record has the state at its end.
         self._observed: dict[str, object] = {"extra_requests": 0, "parallel_limit": None}
-        self._limits: list[int | None] = []
+        self._limits: list[int | None] = []  # of a closed loop's bursts
+        self._stairs: list[Stair | None] = []  # of an open loop's windows
         self._most_at_once = 0
         self._clients: Clients | None = None
         if isinstance(traffic, ClosedLoop):
@@ -261,13 +264,14 @@ class ServerVariant:
                 await self._clients.window(send, count)
                 if is_burst and self._clients.burst:
                     self._limits.append(parallel_limit(self._clients.burst))
+                self._observed["parallel_limit"] = usual_limit(self._limits)
                 self._observed["extra_requests"] = self._clients.num_extras
             else:
                 offered_s = self._traffic.offered_s(count)
-                self._limits.append(limit_of_arrivals(await self._traffic.run(send, count, number)))
+                self._stairs.append(find_stair(await self._traffic.run(send, count, number)))
                 self._most_at_once = max(self._most_at_once, served_at_once(outcomes.values()))
                 self._observed["served_at_once"] = self._most_at_once
-            self._observed["parallel_limit"] = usual_limit(self._limits)
+                self._observed["parallel_limit"] = limit_of_stairs(self._stairs)
         except asyncio.CancelledError:
             if not any(outcome.answer for outcome in outcomes.values()):
                 raise
