@@ -97,6 +97,10 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The process has started, with its imports; from now on it decodes."""
+
+
 class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
     """A video without sound."""
 
@@ -108,7 +112,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str | None = None
 
 
-Reply = Decoded | Nothing | Refused
+Reply = Begun | Decoded | Nothing | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
@@ -174,7 +178,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            reply, array = _decode(decode_job(message), descriptors)
+            reply, array = _decode(decode_job(message), descriptors, channel)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -183,10 +187,11 @@ def main() -> None:
             channel.sendall(array.reshape(-1).view(np.uint8).data)
 
 
-def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
+def _decode(job: Job, descriptors: list[int], channel: socket.socket) -> tuple[Reply, np.ndarray | None]:
     try:
         # Before the limits, which are for the medium alone.
         importlib.import_module(f"omni_cli.requests.media.{_DECODERS[type(job)]}")
+        send(channel, Begun())
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(open(descriptors[0], "rb", closefd=False))
             others = [stack.enter_context(open(each, "r+b", closefd=False)) for each in descriptors[1:]]
@@ -195,7 +200,8 @@ def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refus
             try:
                 return _run(job, content, *others)
             finally:
-                resource.setrlimit(resource.RLIMIT_DATA, (_NO_LIMIT, _NO_LIMIT))
+                for limit in (resource.RLIMIT_DATA, resource.RLIMIT_CPU):
+                    resource.setrlimit(limit, (_NO_LIMIT, _NO_LIMIT))
     except InputError as error:
         return Refused(error.message, error.hint), None
     except MemoryError:
