@@ -94,9 +94,12 @@ def test_a_worker_decodes_one_medium_after_another(pool: MediaPool) -> None:
 
 
 def test_the_limit_of_processor_time(pool: MediaPool) -> None:
-    """Noise in a progressive JPEG, whose 81 million pixels take twice the second that the smallest limit leaves."""
-    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8)
-    content = encoded(np.tile(noise, (9, 9, 1)), "JPEG", quality=95, progressive=True)
+    """Noise in a progressive JPEG, whose scans come eight times: twice the second that the smallest limit leaves."""
+    noise = np.random.default_rng(0).integers(0, 256, (3000, 3000, 3), np.uint8)
+    once = encoded(noise, "JPEG", quality=95, progressive=True)
+    frame, tables, end = b"\xff\xc2", b"\xff\xc4", b"\xff\xd9"
+    scans = once.index(tables, once.index(frame))
+    content = once[:scans] + once[scans : -len(end)] * 8 + end
     with pytest.raises(InputError, match="the image takes longer than 0 s to decode"):
         decode(pool, content, max_pixels=2**27, max_cpu_s=0)
     decode(pool, SMALL)
