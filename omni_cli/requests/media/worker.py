@@ -114,7 +114,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 Reply = Begun | Decoded | Nothing | Refused
 
-encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
@@ -124,7 +123,7 @@ _MAX_MESSAGE_BYTES = MIB
 
 def send(channel: socket.socket, message: Job | Reply, descriptors: tuple[int, ...] = ()) -> None:
     """Send a message, and with a job the descriptor of its file."""
-    content = encode(message)
+    content = msgspec.msgpack.encode(message)
     framed = _LENGTH.pack(len(content)) + content
     sent = socket.send_fds(channel, [framed], descriptors) if descriptors else 0
     channel.sendall(framed[sent:])
@@ -220,15 +219,13 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
             image = decode(content, job.name, max_pixels=job.max_pixels)
             return _describe(image.pixels, image.notes)
         case AudioJob():
-            from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound, decode_speech
+            from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound
 
             audio: DecodedAudio | None
-            if file is not None:
-                audio = decode_speech(content, file, job.name, max_s=job.max_s)
-            elif job.of_video:
+            if job.of_video:
                 audio = decode_sound(content, job.name, max_s=job.max_s)
             else:
-                audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono)
+                audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono, file=file)
             if audio is None:
                 return Nothing(), None
             if audio.num_written:
