@@ -167,16 +167,15 @@ class StageClient:
         self._log.close()
 
     async def _end_process(self) -> None:
-        if not self._reading:  # the start was abandoned
-            self.kill()
-            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
-            return
         if self._ready:  # while loading it would not read commands
             with contextlib.suppress(StageError):
                 self.send(StopStage())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
         self.kill()
+        if not self._reading:  # the start was abandoned
+            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
         self._outbox.put(None)
