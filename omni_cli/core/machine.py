@@ -17,7 +17,7 @@ from typing import Any
 
 from omni_cli.core.errors import OmniError
 
-NVIDIA_SMI_TIMEOUT_S = 10.0
+NVIDIA_SMI_TIMEOUT_S = 30.0
 _SHARED_MEMORY = "/dev/shm"
 # A folder for temporary files that takes less is full.
 _PROBE_BYTES = 1 << 16

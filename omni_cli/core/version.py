@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_GIT_TIMEOUT_S = 10.0
+_GIT_TIMEOUT_S = 60.0
 
 
 def read_commit(root: Path = ROOT) -> str | None:

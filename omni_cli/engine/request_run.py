@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from omni_cli.core.errors import StageError
@@ -108,24 +109,14 @@ class RequestRun:
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         request_id = self._request.request_id
-        match report:
+        match report:  # its fields are those of its event, which may name the stage
             case Failure():
                 del self._inside[name]
                 raise report.error(name)
             case Progress():
-                told = (report.done, report.total, report.unit, report.num_input_tokens, report.heard_s)
-                yield StageProgress(request_id, name, *told)
+                yield StageProgress(request_id, name, *msgspec.structs.astuple(report)[1:])
             case TextChunk() if self._wants("text"):
-                yield TextDelta(
-                    request_id,
-                    report.text,
-                    report.num_input_tokens,
-                    report.num_output_tokens,
-                    report.logprobs,
-                    report.reasoning,
-                    report.tool_calls,
-                    prompt=report.prompt,
-                )
+                yield TextDelta(*msgspec.structs.astuple(report))
             case StageOutputChunk():
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
             case WaveformChunk():

@@ -34,7 +34,8 @@ _BACKLOG = 512
 _MAX_IDLE_CONNECTIONS = 4096
 # The kernel ends a connection whose client reads nothing for this long, although there is something to read.
 _UNREAD_TIMEOUT_MS = 30_000
-_STALLED_S = 1.5
+# At the server's end: a client may pause for a few seconds, which are counted while this process runs.
+_STALLED_S, _STALLED_LOOKS = 1.0, 5
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
@@ -63,14 +64,15 @@ class _Connection(H11Protocol):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.loop.call_later(_STALLED_S, self._end_stalled, self.transport.get_write_buffer_size())
+        self._end_stalled(0, 0)
 
-    def _end_stalled(self, unsent: int) -> None:
+    def _end_stalled(self, unsent: int, num_looks: int) -> None:
         left = self.transport.get_write_buffer_size()
-        if left and left == unsent:
+        num_looks = num_looks + 1 if left and left == unsent else 0
+        if num_looks == _STALLED_LOOKS:
             self.transport.abort()
         elif self in self.connections:
-            self.loop.call_later(_STALLED_S, self._end_stalled, left)
+            self.loop.call_later(_STALLED_S, self._end_stalled, left, num_looks)
 
 
 def _max_connections(max_requests: int) -> int:

@@ -41,6 +41,8 @@ from omni_cli.stage.protocol import StageSpec
 # vLLM's workers communicate over sockets in a stage's folder.
 _SOCKET_ROOM = len("/omni-0123456789abcdef/01234567-0123-0123-0123-0123456789ab")
 STOP_GRACE_S = 3.0
+# On a busy machine the fork server may tell of the end of its child some time after their pipe is closed.
+_EXIT_CODE_S = 15.0
 LOG_TAIL_LINES = 40
 _STACKS_TRIES = 10
 _STACKS_WAIT_S = 0.2
@@ -111,6 +113,7 @@ class StageClient:
             await asyncio.shield(self._starting)
         finally:
             theirs.close()
+        self._began_s = self._loop.time()  # the fork server's imports are not part of the stage's loading
         self._reading = True
         threading.Thread(target=self._read, name=f"omni-{self.name}-reader", daemon=True).start()
         self._writer.start()
@@ -164,16 +167,15 @@ class StageClient:
         self._log.close()
 
     async def _end_process(self) -> None:
-        if not self._reading:  # the start was abandoned
-            self.kill()
-            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
-            return
         if self._ready:  # while loading it would not read commands
             with contextlib.suppress(StageError):
                 self.send(StopStage())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
         self.kill()
+        if not self._reading:  # the start was abandoned
+            await asyncio.to_thread(self._process.join, STOP_GRACE_S)
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
         self._outbox.put(None)
@@ -227,7 +229,7 @@ class StageClient:
             # A library wrote into the pipe, so later data cannot be trusted.
             self._deliver(Failure("stage", f"received an invalid message from the stage process: {error}"))
             self.kill()
-        self._process.join(STOP_GRACE_S)  # for its exit code
+        self._process.join(_EXIT_CODE_S)
         self._deliver(None)
 
     def _write(self) -> None:

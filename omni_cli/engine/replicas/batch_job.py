@@ -29,7 +29,7 @@ from omni_cli.engine.replicas.cluster import (
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageInfo
 from omni_cli.requests.request_spec import RequestSpec, build_request
 
-_CLOSE_S = 10.0
+_END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class BatchReplica:
     def __del__(self) -> None:
         # Ray Data drops an unneeded replica in a thread other than the one that ran its requests.
         if self._is_loaded:
-            asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_CLOSE_S)
+            asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(_END_S)
 
     async def _answer(self, spec: RequestSpec) -> BatchAnswer:
         began_s = time.monotonic()
@@ -115,7 +115,6 @@ REQUESTS_PER_REPLICA = 32
 # Each task costs a lease and a transfer, so many short requests share one.
 _MOST_TASKS = 2048
 
-_JOIN_S = 5.0
 _RAY_DATA_THREADS = ("StreamingExecutor", "iter_threaded")
 
 
@@ -231,7 +230,7 @@ def _wait_for_ray_data() -> None:
     """Join Ray Data's threads: one that calls Ray after its shutdown crashes the process."""
     for thread in threading.enumerate():
         if thread.name.startswith(_RAY_DATA_THREADS):
-            thread.join(_JOIN_S)
+            thread.join(_END_S)
 
 
 def _as_omni_error(error: BaseException) -> OmniError:

@@ -55,7 +55,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CACHE_BYTES = 1 << 30
 
 Build = Literal["cpu", "cuda"]
-PROBE_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 60.0
 
 # Of a CPU build, which has no devices, the libraries are loaded and what it requires is looked for, a fraction of an
 # import's work; where that fails, the import names the reason.

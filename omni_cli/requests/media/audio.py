@@ -64,23 +64,18 @@ class DecodedAudio:
     num_written: int = 0
 
 
-def decode_audio(content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True) -> DecodedAudio:
+def decode_audio(
+    content: BinaryIO, name: str, *, max_s: float = MAX_AUDIO_S, mono: bool = True, file: BinaryIO | None = None
+) -> DecodedAudio:
     """Decode audio of at most `max_s` seconds; `name` identifies it in messages.
 
-    Several channels are averaged, or with `mono` False kept. Of a video the sound is decoded. Raises `InputError` for
-    anything that cannot be used.
+    Several channels are averaged, or with `mono` False kept. Of a video the sound is decoded. With a `file` it is
+    speech to transcribe, also if its end is missing or damaged: more than `LONG_SPEECH_S` seconds are written to the
+    file while they are decoded. Raises `InputError` for anything that cannot be used.
     """
-    return _decode(content, _Length(name, max_s, mono))
-
-
-def decode_speech(content: BinaryIO, file: BinaryIO, name: str, *, max_s: float) -> DecodedAudio:
-    """Decode a sound to transcribe, as `decode_audio`, but of any length, and also if its end is missing or damaged.
-
-    One of more than `LONG_SPEECH_S` seconds is written to `file` while it is decoded.
-    """
-    audio = _decode(content, _Length(name, max_s, mono=True, file=file))
+    audio = _decode(content, _Length(name, max_s, mono, file))
     heard_s = (audio.num_written or len(audio.samples)) / audio.sample_rate
-    if heard_s < MIN_SPEECH_S:
+    if file is not None and heard_s < MIN_SPEECH_S:
         raise InputError(f"the {name} is too short to be speech: {heard_s * 1000:.3g} ms")
     return audio
 

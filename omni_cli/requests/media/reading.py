@@ -29,6 +29,7 @@ from omni_cli.requests.media.images import MAX_IMAGE_PIXELS
 from omni_cli.requests.media.video import MAX_VIDEO_PIXELS, MAX_VIDEO_S
 from omni_cli.requests.media.worker import (
     AudioJob,
+    Begun,
     Decoded,
     ImageJob,
     Job,
@@ -49,6 +50,8 @@ FIRST_FRAME: FrameChoice = (0,), {"frames_indices": (0,), "do_sample_frames": Fa
 # Videos, which take the longest, have workers of their own, so that other media never wait for them.
 _NUM_WORKERS = {"video": 2, "other": max(4, count_usable_cores())}
 _MAX_IDLE = 2
+# Limits of their own, since no medium makes them longer: a process's start with its imports, and its end.
+_START_S, _END_S = 300.0, 30.0
 # A decoder may take this many times its limit on processor time: on a busy machine it waits for a processor.
 _PATIENCE = 6.0
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -266,11 +269,15 @@ class _Worker:
 
     def decode(self, job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded, np.ndarray] | None:
         self.is_usable = False  # an interrupt would leave half an answer in the channel
-        self._channel.settimeout(_PATIENCE * (1 + job.max_cpu_s))
+        self._channel.settimeout(_START_S)
+        has_begun = False
         array: np.ndarray | None = None
         try:
             send(self._channel, job, (content.fileno(), *(() if file is None else (file.fileno(),))))
             reply = decode_reply(receive(self._channel))
+            if has_begun := isinstance(reply, Begun):
+                self._channel.settimeout(_PATIENCE * (1 + job.max_cpu_s))
+                reply = decode_reply(receive(self._channel))
             if isinstance(reply, Decoded) and reply.is_in_file:
                 if file is None:
                     raise ValueError("an unexpected file")
@@ -281,7 +288,7 @@ class _Worker:
                 array = np.empty(reply.shape, reply.dtype)
                 receive_into(self._channel, array)
         except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
-            raise self._failure(job, error) from error
+            raise self._failure(job, error, has_begun=has_begun) from error
         self.is_usable = True
         if isinstance(reply, Refused):
             raise InputError(reply.message, hint=reply.hint)
@@ -299,14 +306,15 @@ class _Worker:
         self._process.wait()
         self._channel.close()
 
-    def _failure(self, job: Job, error: Exception) -> OmniError:
+    def _failure(self, job: Job, error: Exception, *, has_begun: bool) -> OmniError:
         """Describe what has happened to this worker, and end it."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0 if isinstance(error, TimeoutError) else 1)
+            self._process.wait(_END_S if isinstance(error, (EOFError, ConnectionError)) else 0)
         code = self._process.returncode
-        if (code is None and isinstance(error, TimeoutError)) or code == -signal.SIGXCPU:
+        is_late = code is None and isinstance(error, TimeoutError)
+        if (is_late and has_begun) or code == -signal.SIGXCPU:
             return InputError(f"the {job.name} takes longer than {job.max_cpu_s} s to decode")
-        if code == 1:
+        if is_late or code == 1:
             return OmniError("the process that decodes media could not start", hint="`omni doctor` checks the packages")
         reason = f"signal {-code}" if code is not None and code < 0 else f"an invalid message ({error})"
         return InputError(f"cannot read the {job.name}: its decoder ended with {reason}", hint="is the file damaged?")

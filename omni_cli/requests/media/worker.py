@@ -97,6 +97,10 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The process has started, with its imports; from now on it decodes."""
+
+
 class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
     """A video without sound."""
 
@@ -108,9 +112,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str | None = None
 
 
-Reply = Decoded | Nothing | Refused
+Reply = Begun | Decoded | Nothing | Refused
 
-encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
@@ -120,7 +123,7 @@ _MAX_MESSAGE_BYTES = MIB
 
 def send(channel: socket.socket, message: Job | Reply, descriptors: tuple[int, ...] = ()) -> None:
     """Send a message, and with a job the descriptor of its file."""
-    content = encode(message)
+    content = msgspec.msgpack.encode(message)
     framed = _LENGTH.pack(len(content)) + content
     sent = socket.send_fds(channel, [framed], descriptors) if descriptors else 0
     channel.sendall(framed[sent:])
@@ -174,7 +177,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            reply, array = _decode(decode_job(message), descriptors)
+            reply, array = _decode(decode_job(message), descriptors, channel)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -183,10 +186,11 @@ def main() -> None:
             channel.sendall(array.reshape(-1).view(np.uint8).data)
 
 
-def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
+def _decode(job: Job, descriptors: list[int], channel: socket.socket) -> tuple[Reply, np.ndarray | None]:
     try:
         # Before the limits, which are for the medium alone.
         importlib.import_module(f"omni_cli.requests.media.{_DECODERS[type(job)]}")
+        send(channel, Begun())
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(open(descriptors[0], "rb", closefd=False))
             others = [stack.enter_context(open(each, "r+b", closefd=False)) for each in descriptors[1:]]
@@ -195,7 +199,8 @@ def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refus
             try:
                 return _run(job, content, *others)
             finally:
-                resource.setrlimit(resource.RLIMIT_DATA, (_NO_LIMIT, _NO_LIMIT))
+                for limit in (resource.RLIMIT_DATA, resource.RLIMIT_CPU):
+                    resource.setrlimit(limit, (_NO_LIMIT, _NO_LIMIT))
     except InputError as error:
         return Refused(error.message, error.hint), None
     except MemoryError:
@@ -214,15 +219,13 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
             image = decode(content, job.name, max_pixels=job.max_pixels)
             return _describe(image.pixels, image.notes)
         case AudioJob():
-            from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound, decode_speech
+            from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound
 
             audio: DecodedAudio | None
-            if file is not None:
-                audio = decode_speech(content, file, job.name, max_s=job.max_s)
-            elif job.of_video:
+            if job.of_video:
                 audio = decode_sound(content, job.name, max_s=job.max_s)
             else:
-                audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono)
+                audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono, file=file)
             if audio is None:
                 return Nothing(), None
             if audio.num_written:

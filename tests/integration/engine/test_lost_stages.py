@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
+import threading
 
 import pytest
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.slow
 
 def kill(llm: OmniLLM, name: str) -> None:
     """Kill a stage, and block the event loop until the stage's end is its next event."""
-    client = llm._clients[name]
-    os.kill(client._process.pid, signal.SIGKILL)
-    time.sleep(1.0)
+    os.kill(llm._clients[name]._process.pid, signal.SIGKILL)
+    (reader,) = [thread for thread in threading.enumerate() if thread.name == f"omni-{name}-reader"]
+    reader.join()
 
 
 def test_while_the_others_load() -> None:

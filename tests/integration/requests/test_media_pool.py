@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +23,9 @@ from PIL import Image
 from support.media_samples import clip, write_lossless
 
 from omni_cli.core.errors import InputError, OmniError
+from omni_cli.requests.media import reading
 from omni_cli.requests.media.reading import MediaPool, Requester, in_memory, media_pool
-from omni_cli.requests.media.worker import ImageJob, VideoJob
+from omni_cli.requests.media.worker import ImageJob, VideoJob, receive
 
 WAIT_S = 60.0
 
@@ -91,12 +94,38 @@ def test_a_worker_decodes_one_medium_after_another(pool: MediaPool) -> None:
 
 
 def test_the_limit_of_processor_time(pool: MediaPool) -> None:
-    """Noise in a progressive JPEG, whose 81 million pixels take twice the second that the smallest limit leaves."""
-    noise = np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8)
-    content = encoded(np.tile(noise, (9, 9, 1)), "JPEG", quality=95, progressive=True)
+    """Noise in a progressive JPEG, whose scans come eight times: twice the second that the smallest limit leaves."""
+    noise = np.random.default_rng(0).integers(0, 256, (3000, 3000, 3), np.uint8)
+    once = encoded(noise, "JPEG", quality=95, progressive=True)
+    frame, tables, end = b"\xff\xc2", b"\xff\xc4", b"\xff\xd9"
+    scans = once.index(tables, once.index(frame))
+    content = once[:scans] + once[scans : -len(end)] * 8 + end
     with pytest.raises(InputError, match="the image takes longer than 0 s to decode"):
         decode(pool, content, max_pixels=2**27, max_cpu_s=0)
     decode(pool, SMALL)
+
+
+def test_a_start_is_not_part_of_the_time_to_decode(pool: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a process may need minutes for its imports; later imports are not part of it, either."""
+    limits: list[float | None] = []
+
+    def noted(channel: socket.socket) -> bytes:
+        limits.append(channel.gettimeout())
+        return receive(channel)
+
+    monkeypatch.setattr(reading, "receive", noted)
+    decode(pool, SMALL)
+    assert limits == [300.0, 6.0 * (1 + 10)]
+    assert resource.prlimit(workers()[0].pid, resource.RLIMIT_CPU)[0] == resource.RLIM_INFINITY
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_medium(
+    pool: MediaPool, stopped: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_START_S", 0.1)
+    with pytest.raises(OmniError, match="the process that decodes media could not start") as caught:
+        decode(pool, SMALL)
+    assert not isinstance(caught.value, InputError)
 
 
 def test_the_limit_of_memory() -> None:

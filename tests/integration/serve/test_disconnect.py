@@ -59,12 +59,19 @@ def count_tokens(server: OmniServer) -> dict[tuple[str, str], float]:
     }
 
 
-def check_idle_within_a_second(server: OmniServer) -> None:
-    time.sleep(1.0)
-    assert server.metric("omni_requests_in_flight") == 0
+def is_idle(server: OmniServer) -> bool:
+    """Return True after a second in which no stage worked."""
     before = busy_s(server)
     time.sleep(1.0)
-    assert busy_s(server) - before < 0.1
+    return busy_s(server) - before < 0.1
+
+
+def check_idle(server: OmniServer) -> None:
+    """The stages work for no longer than two cores do in a second; a busy machine may take more time for that."""
+    before = busy_s(server)
+    server.wait_until(lambda: server.metric("omni_requests_in_flight") == 0)
+    server.wait_until(lambda: is_idle(server))
+    assert busy_s(server) - before < 2.0
 
 
 @pytest.mark.parametrize(
@@ -80,12 +87,12 @@ def test_the_stages_stop(talkative: OmniServer, stage: str, stream: bool) -> Non
     tokens, hung_up = count_tokens(talkative), talkative.metric("omni_errors_total", kind="client_disconnected")
     talkative.send_and_hang_up(path, {**body, "stream": stream}, after_s=1.5)
     assert busy_s(talkative) - before > 0.1  # it was at work when the client left
-    check_idle_within_a_second(talkative)
+    check_idle(talkative)
     *_, line = [line for line in talkative.log("request") if line["path"] == path]
     assert line["error"] == "client_disconnected"
     assert talkative.metric("omni_errors_total", kind="client_disconnected") == hung_up + 1
     added = {name: number - tokens[name] for name, number in count_tokens(talkative).items()}
-    assert added["prompt", "thinker"] > 5 and added["generation", stage] > 20
+    assert added["prompt", "thinker"] > 5 and 1900 > added["generation", stage] > 20
     assert line["output_tokens"] == added["generation", "thinker"] + added["generation", "talker"]
     if stage == "talker":
         assert added["generation", "thinker"] == 4, "it had finished"
@@ -94,7 +101,7 @@ def test_the_stages_stop(talkative: OmniServer, stage: str, stream: bool) -> Non
 def test_a_running_image_stops_and_the_others_in_its_batch_do_not(image_server: OmniServer, read_image: Any) -> None:
     steps = image_server.metric("omni_denoising_steps_total")
     image_server.send_and_hang_up(IMAGES, LONG_PICTURE, after_s=1.0)
-    check_idle_within_a_second(image_server)
+    check_idle(image_server)
     assert 0 < image_server.metric("omni_denoising_steps_total") - steps < 1000
     assert image_server.request("POST", IMAGES, {"prompt": "a cube"}).status == 200
 
@@ -107,7 +114,7 @@ def test_a_client_that_leaves_a_stream_half_read(talkative: OmniServer) -> None:
     for _ in range(5):
         next(iter(stream))
     stream.close()
-    check_idle_within_a_second(talkative)
+    check_idle(talkative)
     assert count_tokens(talkative)["generation", "thinker"] >= tokens["generation", "thinker"] + 4
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
@@ -15,12 +16,13 @@ from support.omni_server import IMAGES, KEY, OmniServer
 
 BODY = b'{"prompt": "a cube"}'
 SLOW = {"prompt": "a cube", "num_inference_steps": 1000}
+ENDLESS = json.dumps({**SLOW, "size": "512x512"}).encode()
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_inside(limited: OmniServer) -> Iterator[None]:
     yield
-    limited.wait_until(lambda: inside(limited) == 0, timeout_s=5)
+    limited.wait_until(lambda: inside(limited) == 0)
 
 
 def inside(server: OmniServer) -> float:
@@ -33,15 +35,28 @@ def ask(server: OmniServer, body: Any, **headers: str) -> Any:
     return server.request("POST", IMAGES, body, authorization=f"Bearer {KEY}", **headers)
 
 
-def without_body(server: OmniServer) -> HTTPConnection:
-    """Send a request whose `BODY` is still to come."""
+def without_body(server: OmniServer, length: int = len(BODY)) -> HTTPConnection:
+    """Send a request whose body is still to come."""
     connection = HTTPConnection(server.ready["host"], server.ready["port"])
     connection.putrequest("POST", IMAGES)
     for name, value in {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}.items():
         connection.putheader(name, value)
-    connection.putheader("Content-Length", str(len(BODY)))
+    connection.putheader("Content-Length", str(length))
     connection.endheaders()
     return connection
+
+
+@contextmanager
+def at_work(server: OmniServer, count: int) -> Iterator[None]:
+    """Until the clients disconnect, these requests are inside: they take longer than the server's time limit."""
+    connections = [without_body(server, len(ENDLESS)) for _ in range(count)]
+    for connection in connections:
+        connection.send(ENDLESS)
+    server.wait_until(lambda: inside(server) == count)
+    yield
+    assert inside(server) == count
+    for connection in connections:
+        connection.close()
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": KEY}])
@@ -81,11 +96,8 @@ def test_a_long_prompt_and_many_images(limited: OmniServer) -> None:
 
 
 def test_more_requests_than_may_be_in_flight_get_a_retry_time(limited: OmniServer) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        let_in = [pool.submit(ask, limited, {**SLOW, "size": "512x512"}, x_request_timeout="3") for _ in range(3)]
-        limited.wait_until(lambda: inside(limited) == 3)
+    with at_work(limited, 3), ThreadPoolExecutor(5) as pool:
         refused = list(pool.map(lambda _: ask(limited, SLOW), range(5)))
-    assert [answer.result().status for answer in let_in] == [504] * 3
     for answer in refused:
         assert answer.status == 429
         assert int(answer.headers["retry-after"]) >= 1
@@ -97,7 +109,7 @@ def test_a_deadline_of_the_clients_own(limited: OmniServer) -> None:
     answer = ask(limited, SLOW, x_request_timeout="0.5")
     assert answer.status == 504 and answer.error["code"] == "deadline_exceeded"
     assert "not finish within 0.5 s" in answer.error["message"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10, "the server's own"
 
 
 def test_a_client_cannot_extend_the_deadline(limited: OmniServer) -> None:
@@ -118,11 +130,8 @@ def test_a_body_that_arrives_late_takes_a_place_until_it_ends(limited: OmniServe
 
 
 def test_a_slow_answer_does_not_delay_others(limited: OmniServer) -> None:
-    slow = threading.Thread(target=ask, args=(limited, {**SLOW, "num_inference_steps": 300}))
-    slow.start()
-    limited.wait_until(lambda: inside(limited) == 1, timeout_s=5)
-    assert limited.request("GET", "/health").status == 200 and slow.is_alive()
-    slow.join()
+    with at_work(limited, 1):
+        assert limited.request("GET", "/health").status == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1234", "[::1]:80", "LocalHost:9"])

@@ -34,7 +34,8 @@ SAMPLE_RATE = 24000
 class FakeEngine:
     """Answers the words of the prompt in capitals, one delta a word.
 
-    Words with a meaning: `late` finishes after the others, `stall` stops after its text, `input-error` and
+    Words with a meaning: `late` finishes after the others, `meet` waits until as many requests as may run are there,
+    `stall` stops after its text, `input-error` and
     `stage-error` fail, `noted` is a request that is changed, `crash` raises what no engine should. The models
     `fail_start`, `stall_start` and `stall_close` do so while loading and closing.
     """
@@ -45,6 +46,7 @@ class FakeEngine:
         self.config = config
         self.verbose = verbose
         self.max_concurrency = max_concurrency
+        self.meeting = asyncio.Barrier(max(1, max_concurrency))
         self.requests: list[GenerateRequest] = []
         self.closed = 0
         self.stages: tuple[StageInfo, ...] = ()
@@ -72,6 +74,8 @@ class FakeEngine:
             raise RuntimeError("boom")
         if "late" in words:
             await asyncio.sleep(0.2)
+        if "meet" in words:
+            await asyncio.wait_for(self.meeting.wait(), 60)
         outputs: list[Output] = []
         text = " ".join(word.upper() for word in words)
         if self.config.stages[0].kind == "ar":

@@ -10,7 +10,6 @@ import io
 import json
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -319,11 +318,9 @@ def test_requests_finish_in_any_order_and_are_listed_in_theirs(omni: Omni) -> No
 
 
 def test_requests_run_concurrently(omni: Omni) -> None:
-    path = requests_file(*({"prompt": "late"} for _ in range(32)))
-    started = time.monotonic()
+    path = requests_file(*({"prompt": "meet"} for _ in range(32)))
     result = omni("--requests", path, "--modalities", "text")
     assert result.code == 0 and result.engines[0].max_concurrency == 32
-    assert time.monotonic() - started < 32 * 0.2 / 2
 
 
 def test_bad_lines_fail_alone(omni: Omni) -> None:

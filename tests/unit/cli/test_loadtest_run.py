@@ -183,8 +183,8 @@ def test_other_work_is_noticed(loadtest: LoadTest) -> None:
 
 
 def test_a_slower_server_is_found_and_fails_the_gate(loadtest: LoadTest) -> None:
-    few = ("--num-iters", "16", "--num-iters-warmup", "1", "--num-requests", "4", "--concurrency", "4")
-    with PlannedServer(lambda _: Plan(first_s=0.05)) as first, PlannedServer(lambda _: Plan(first_s=0.3)) as second:
+    few = ("--num-iters", "10", "--num-iters-warmup", "1", "--num-requests", "4", "--concurrency", "4")
+    with PlannedServer(lambda _: Plan(first_s=0.03)) as first, PlannedServer(lambda _: Plan(first_s=0.15)) as second:
         code, out, err = loadtest(first.url, second.url, *few, "--max-regression", "20%", "--junit", "g.xml", "--json")
     assert code == 1 and "`e2e_s` is worse by" in err
     document = json.loads(out)
@@ -196,9 +196,9 @@ def test_a_slower_server_is_found_and_fails_the_gate(loadtest: LoadTest) -> None
 
 def test_a_baseline_of_another_port_is_comparable(loadtest: LoadTest) -> None:
     few = ("--num-iters", "10", "--num-iters-warmup", "1", "--num-requests", "4", "--concurrency", "4")
-    with PlannedServer(lambda _: Plan(first_s=0.1)) as server:
+    with PlannedServer(lambda _: Plan(first_s=0.05)) as server:
         assert loadtest(server.url, *few, "--output-json", "base.json")[0] == 0
-    with PlannedServer(lambda _: Plan(first_s=0.1)) as server:
+    with PlannedServer(lambda _: Plan(first_s=0.05)) as server:
         code, out, err = loadtest(server.url, *few, "--baseline", "base.json", "--max-regression", "400%")
         assert code == 0, err
         assert "settings.url" in out and "pass" in out
@@ -298,9 +298,9 @@ def test_an_interrupt_after_whole_windows_leaves_their_comparison_as_it_is(loadt
 
 
 def test_a_request_that_hangs_is_a_failure(loadtest: LoadTest) -> None:
-    with PlannedServer(lambda number: Plan(first_s=5.0 if number == 6 else 0.0)) as server:
-        code, _, err = loadtest(server.url, *SHORT, "--request-timeout", "0.5")
-    assert code == 6 and "1 of 8 requests failed: 1 x timeout; the first one: no complete answer within 0.5 s" in err
+    with PlannedServer(lambda number: Plan(first_s=60.0 if number == 6 else 0.0)) as server:
+        code, _, err = loadtest(server.url, *SHORT, "--request-timeout", "2")
+    assert code == 6 and "1 of 8 requests failed: 1 x timeout; the first one: no complete answer within 2 s" in err
 
 
 def test_without_usage_there_is_a_warning_and_no_guess(loadtest: LoadTest) -> None:
@@ -525,8 +525,8 @@ def test_the_time_limit_of_a_search_is_the_one_that_was_given(loadtest: LoadTest
     """The server hangs after two windows of eight requests, each sent when the last one was answered."""
     options = ("--find-max-rate", "80%", "--slo", "e2e:30s", "--request-rate", "500", "--num-requests", "8")
     with PlannedServer(lambda n: Plan(first_s=0.0 if n < 16 else 5.0)) as server:
-        code, _, err = loadtest(server.url, *options, "--timeout", "3")
-    assert code != 0 and "error: the run did not finish within 3 s" in err
+        code, _, err = loadtest(server.url, *options, "--timeout", "1")
+    assert code != 0 and "error: the run did not finish within 1 s" in err
 
 
 def test_a_server_that_never_meets_the_limit_has_no_highest_rate(loadtest: LoadTest) -> None:

@@ -16,7 +16,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.media import audio as audio_module
-from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_speech
+from omni_cli.requests.media.audio import DecodedAudio, decode_audio
 from omni_cli.requests.media.reading import load_audio, load_speech
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.shared_samples import SharedSamples, new_file, open_samples, share_samples
@@ -49,7 +49,7 @@ def coded(samples: np.ndarray, form: str, codec: str, rate: int = RATE, **option
 
 def hear(content: bytes, *, max_s: float = 1000.0) -> tuple[np.ndarray, DecodedAudio]:
     file = new_file()
-    audio = decode_speech(io.BytesIO(content), file, "sound", max_s=max_s)
+    audio = decode_audio(io.BytesIO(content), "sound", max_s=max_s, file=file)
     file.flush()
     return (open_samples(file, audio.num_written) if audio.num_written else audio.samples), audio
 

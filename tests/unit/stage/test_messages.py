@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -10,13 +11,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from omni_cli.requests.contents import CallFile, Media, StageIO, Video
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, VideoOutput, VideoSound
+from omni_cli.requests.contents import CallFile, Media, StageIO, ToolCallDelta, Video
+from omni_cli.requests.outputs import (
+    AudioOutput,
+    GenerateRequest,
+    Message,
+    Part,
+    PromptTokens,
+    TextDelta,
+    VideoOutput,
+    VideoSound,
+)
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,
     Report,
     RequestDone,
+    TextChunk,
     decode_command,
     decode_report,
     encode,
@@ -76,6 +87,13 @@ def test_outputs_arrive_as_they_were_made() -> None:
     video = VideoOutput(b"mp4", b"webp", 3, 2, 1, Fraction(24000, 1001), VideoSound(48_000, 7), PIXELS[None])
     sent = RequestDone("a", {}, audio=AudioOutput(SAMPLES, 24_000), videos=(video,), tensors={"x": np.zeros((0, 3))})
     assert same(decode_report(encode(sent)), sent)
+
+
+def test_a_chunk_of_text_has_the_fields_of_its_event() -> None:
+    fields = ("r", "text", 1, 2, (((3, -0.5, None),),), "thought", (ToolCallDelta(0, "id", "f", "{"),))
+    chunk = decode_report(encode(TextChunk(*fields, PromptTokens("p", (1,)))))
+    assert TextDelta(*msgspec.structs.astuple(chunk)) == TextDelta(*fields, PromptTokens("p", (1,)))
+    assert chunk.__struct_fields__ == tuple(field.name for field in dataclasses.fields(TextDelta))
 
 
 def test_any_mapping_is_sent() -> None:

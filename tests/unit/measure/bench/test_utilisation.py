@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.core.machine import visible_devices
 from omni_cli.measure.bench.utilisation import (
     MAX_SAMPLES,
+    MAX_SHARE,
     Counters,
     GpuState,
     MachineCounters,
@@ -57,11 +60,20 @@ def sampled(readings: list[Counters]) -> Utilisation:
     sampler = UtilisationSampler(lambda: Scripted(readings), interval_s=0.002)
     with sampler:
         time.sleep(0.1)
+        wait_until(lambda: len(sampler.utilisation().end_s) > 1)
         sampler.block_ended()
     return sampler.utilisation()
 
 
+def wait_until(condition: Callable[[], object]) -> None:
+    """On a busy machine a sample comes late."""
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_counters_become_rates() -> None:
+    began_s = time.monotonic()
     found = sampled(
         [reading(10, 100, 50, quota=(5, 1)), reading(11, 103, 52, quota=(9, 2)), reading(13, 105, 52, quota=(9, 2))]
     )
@@ -74,7 +86,7 @@ def test_counters_become_rates() -> None:
     (gpu,) = found.gpus
     assert (gpu.index, gpu.name, gpu.throttled[:2], gpu.power_w[0]) == (2, "H200", ("", "power_cap"), 300.0)
     assert (gpu.sm_clock_mhz[0], gpu.max_sm_clock_mhz) == (1485.0, 1980.0)
-    assert len(found.block_end_s) == 1 and 0.1 <= found.block_end_s[0] < 5
+    assert len(found.block_end_s) == 1 and 0.1 <= found.block_end_s[0] <= time.monotonic() - began_s
 
 
 def test_a_process_that_left_the_family_makes_no_negative_rate() -> None:
@@ -93,7 +105,7 @@ def test_a_failing_observer_is_reported_and_harmless() -> None:
         lambda: Broken([reading(10, 1, 1), reading(11, 2, 1), reading(12, 3, 1)]), interval_s=0.002
     )
     with sampler:
-        time.sleep(0.05)
+        wait_until(lambda: sampler.utilisation().error)
     found = sampler.utilisation()
     assert found.error == "OSError: no more files" and found.busy_cores == (1.0,)
 
@@ -103,9 +115,7 @@ def test_a_run_of_hours_keeps_a_small_record() -> None:
         lambda: Scripted([reading(n, n, n / 2) for n in range(10, 10 + 2 * MAX_SAMPLES)]), interval_s=1e-5
     )
     with sampler:
-        deadline = time.monotonic() + 30
-        while sampler.utilisation().interval_s == 1e-5 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: sampler.utilisation().interval_s > 1e-5)
     found = sampler.utilisation()
     assert found.interval_s >= 2e-5 and len(found.end_s) <= MAX_SAMPLES
     assert set(found.busy_cores) == {1.0} and all(b > a for a, b in itertools.pairwise(found.end_s))
@@ -114,11 +124,9 @@ def test_a_run_of_hours_keeps_a_small_record() -> None:
 def test_time_of_a_child_is_ours_and_stays_ours_when_it_has_ended() -> None:
     source = MachineCounters()
     before = source.read()
-    child = subprocess.Popen([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass\ninput()"],
-                             stdin=subprocess.PIPE)  # fmt: skip
-    deadline = time.monotonic() + 30
-    while source.read().own_s - before.own_s < 0.5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    program = "import time\nwhile time.process_time() < 0.6: pass\ninput('done')"
+    child = subprocess.Popen([sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.read(4) == b"done"
     running = source.read()
     child.communicate(b"\n")
     ended = source.read()
@@ -129,9 +137,11 @@ def test_time_of_a_child_is_ours_and_stays_ours_when_it_has_ended() -> None:
 
 def test_sampling_about_twice_per_second_and_its_cost() -> None:
     with UtilisationSampler() as sampler:
-        time.sleep(3)
+        wait_until(lambda: len(sampler.utilisation().end_s) > 3)
     found = sampler.utilisation()
-    assert 3 <= len(found.end_s) <= 7 and found.end_s[-1] > 2.4
+    # A busy machine delays some of them, and one with many processes makes them dear.
+    expected = pytest.approx(max(0.5, found.cost_s / len(found.end_s) / MAX_SHARE), rel=0.3)
+    assert statistics.median(b - a for a, b in itertools.pairwise((0.0, *found.end_s))) == expected
     assert 0 < found.cost_s < found.end_s[-1]
     assert all(0 <= busy <= found.usable_cores * 1.1 for busy in found.busy_cores)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -59,12 +58,12 @@ def test_good_is_in_time_and_right() -> None:
 
 
 def test_an_interrupt_while_answers_are_heard_keeps_their_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, has_begun = {"words": 2.0, "wer": 0.5}, threading.Event()
+    heard, has_begun, is_interrupted = {"words": 2.0, "wer": 0.5}, threading.Event(), threading.Event()
 
     class Slow:
         def judge(self, answers: list[Any]) -> list[dict[str, float]]:
             has_begun.set()
-            time.sleep(0.2)
+            assert is_interrupted.wait(60)
             return [heard] * len(answers)
 
     sent = Window((outcome(0.5, "a b", "a"),), 0.0, 0.5, 1)
@@ -78,6 +77,7 @@ def test_an_interrupt_while_answers_are_heard_keeps_their_window(monkeypatch: py
         task = asyncio.create_task(variant.run(1, when="now"))
         await asyncio.to_thread(has_begun.wait)
         task.cancel()
+        is_interrupted.set()
         return await task, task.cancelling()
 
     ran, requests_to_end = asyncio.run(measure())
