@@ -105,6 +105,12 @@ class Service:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
 
+    def check(self, model: str | None, makes: Modality, num_chars: int) -> None:
+        """Raise `APIError` for a model or an output that is not served, and for a prompt that is too long."""
+        self.check_model(model)
+        self.check_makes(makes)
+        self.check_prompt_length(num_chars)
+
     def adapter(self, model: str | None) -> str:
         """Return the LoRA adapter that a request names as its model, "" for the base model."""
         return model if model in self.config.adapters else ""

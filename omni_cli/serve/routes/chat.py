@@ -179,9 +179,7 @@ def token_routes(service: Service) -> APIRouter:
     @router.post(Route.DETOKENIZE, responses=errors(*RUNNING))
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizedText:
         """Return the text of tokens."""
-        service.check_model(body.model)
-        service.check_makes("text")
-        service.check_prompt_length(len(body.tokens))
+        service.check(body.model, "text", len(body.tokens))
         generate = GenerateRequest(
             new_id("detokenize"), text=TextOptions(prompt_token_ids=tuple(body.tokens), raw=True)
         )
@@ -197,9 +195,7 @@ async def _prompt_request(service: Service, body: TokenizeRequest) -> GenerateRe
     if body.prompt is None:
         request = await service.decode(functools.partial(_chat, service, body, name))
     else:
-        service.check_model(body.model)
-        service.check_makes("text")
-        service.check_prompt_length(len(body.prompt))
+        service.check(body.model, "text", len(body.prompt))
         request = GenerateRequest(name, body.prompt, text=TextOptions(raw=True))
     return dataclasses.replace(
         request, text=dataclasses.replace(request.text, add_special_tokens=body.add_special_tokens)
