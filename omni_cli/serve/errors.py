@@ -132,8 +132,11 @@ def api_error(error: OmniError) -> APIError:
     return APIError(500, error.message, code="run_failed")
 
 
-def as_api_error(failure: OmniError | APIError) -> APIError:
-    return failure if isinstance(failure, APIError) else api_error(failure)
+def as_api_error(failure: BaseException) -> APIError:
+    """Convert any failure; one that is neither the engine's nor a check's is a fault of ours."""
+    if isinstance(failure, OmniError):
+        return api_error(failure)
+    return failure if isinstance(failure, APIError) else APIError(500, "internal error", code="internal_error")
 
 
 def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str], body: object) -> APIError:

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
+from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, queue_full, shutting_down
 from omni_cli.serve.exchange import FINISH_REASON, PROBES, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.service import Service
@@ -96,7 +96,7 @@ class RequestMiddleware:
             exchange.error = "internal_error"
             self._log.failure(exchange, error)
             if exchange.status is None:
-                await APIError(500, "internal error", code="internal_error").response()(scope, receive, send)
+                await as_api_error(error).response()(scope, receive, send)
         except asyncio.CancelledError:
             # The time to drain after a stop signal is over, and the task of this request ends.
             exchange.error = "shutting_down"

@@ -322,15 +322,14 @@ class VideoJobs:
         try:
             with storing("the video cannot be stored"):
                 await self._make(request, job_id, exchange)
-        except (OmniError, APIError) as failure:
-            error = as_api_error(failure)
-            self._fail(job_id, JobError(error.kind, error.message), exchange)
         except asyncio.CancelledError:
             self._fail(job_id, _STOPPED_ERROR, exchange)
             raise
-        except Exception as failure:  # noqa: BLE001 - a fault of ours, which must not end the server
-            self._service.log.failure(exchange, failure)
-            self._fail(job_id, JobError("internal_error", "internal error"), exchange)
+        except Exception as failure:  # noqa: BLE001 - also a fault of ours must not end the server
+            if not isinstance(failure, OmniError | APIError):
+                self._service.log.failure(exchange, failure)
+            error = as_api_error(failure)
+            self._fail(job_id, JobError(error.kind, error.message), exchange)
         finally:
             status = "completed" if exchange.error is None else "failed"
             fields = exchange.notes if exchange.error is None else {"error": exchange.error}

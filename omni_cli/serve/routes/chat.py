@@ -145,13 +145,13 @@ async def _stream(
                 yield reply.begin(index)
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     chunk = reply.text(event, index)
                     if options.continuous_usage_stats:
                         chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens)
                     yield chunk
                 case AudioChunk():
-                    service.note_audio(exchange)
+                    service.note_sent("ttfp_s", exchange)
                     for piece in reply.audio(event.samples, event.sample_rate):
                         yield piece
                 case RequestResult():

@@ -88,7 +88,7 @@ async def _stream(
     async with aclosing(service.events_of_all(requests, exchange)) as events:
         async for index, event in events:
             if isinstance(event, TextDelta):
-                service.note_text(exchange)
+                service.note_sent("ttft_s", exchange)
                 yield reply.chunk(parts[index].more(event), event if options.continuous_usage_stats else None)
             elif isinstance(event, RequestResult):
                 results[index] = event

@@ -83,7 +83,7 @@ async def _events(
                     yield document
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     for document in reply.add(event):
                         yield document
                 case RequestResult():

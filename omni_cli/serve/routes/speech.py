@@ -140,7 +140,7 @@ async def _pieces(
         async for event in events:
             match event:
                 case AudioChunk():
-                    service.note_audio(exchange)
+                    service.note_sent("ttfp_s", exchange)
                     encoder = encoder or AudioEncoder(event.sample_rate, body.audio_format, to_rate=body.sample_rate)
                     _state_rate(exchange, body, event)
                     for samples in split_audio(event.samples, event.sample_rate):

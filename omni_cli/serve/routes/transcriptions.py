@@ -101,7 +101,7 @@ async def _events(
         async for event in events:
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     yield {"type": "transcript.text.delta", "delta": event.text}
                 case RequestResult():
                     counts = cast(TranscriptUsage, {"type": "tokens", **count_tokens(event)})
