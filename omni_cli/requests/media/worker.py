@@ -97,10 +97,6 @@ class Decoded(msgspec.Struct, frozen=True, tag="decoded"):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
-    """A video without sound."""
-
-
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The medium cannot be used; as `omni_cli.core.errors.InputError`."""
 
@@ -108,7 +104,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str | None = None
 
 
-Reply = Decoded | Nothing | Refused
+Reply = Decoded | Refused | None
+"""None is a video without sound."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode_job = msgspec.msgpack.Decoder(Job).decode
@@ -183,7 +180,7 @@ def main() -> None:
             channel.sendall(array.reshape(-1).view(np.uint8).data)
 
 
-def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refused, np.ndarray | None]:
+def _decode(job: Job, descriptors: list[int]) -> tuple[Reply, np.ndarray | None]:
     try:
         # Before the limits, which are for the medium alone.
         importlib.import_module(f"omni_cli.requests.media.{_DECODERS[type(job)]}")
@@ -205,7 +202,7 @@ def _decode(job: Job, descriptors: list[int]) -> tuple[Decoded | Nothing | Refus
         return Refused(f"cannot read the {job.name}: {reason[:200]}", "is the file damaged?"), None
 
 
-def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded | Nothing, np.ndarray | None]:
+def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded | None, np.ndarray | None]:
     match job:
         case ImageJob():
             from omni_cli.requests.media.images import decode_alpha, decode_image
@@ -224,7 +221,7 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
             else:
                 audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono)
             if audio is None:
-                return Nothing(), None
+                return None, None
             if audio.num_written:
                 shape = (audio.num_written,)
                 return Decoded(shape, "float32", audio.notes, audio.sample_rate, is_in_file=True), None
