@@ -191,7 +191,9 @@ class RequestMiddleware:
             else:
                 exchange.error = "client_stalled"
         finally:
-            await _cancel(routes, gone)
+            for task in (routes, gone):
+                task.cancel()
+            await asyncio.gather(routes, gone, return_exceptions=True)  # failures have been reported by then
 
 
 class _Reply:
@@ -253,10 +255,3 @@ async def _until_hung_up(receive: Receive, exchange: Exchange) -> None:
     if exchange.is_answered:
         # Servers say so after every answer, and the route may still have files of its form to close.
         await asyncio.get_running_loop().create_future()
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancel running tasks and wait for their clean-up; failures have been reported by then."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -59,7 +59,8 @@ def speech_routes(service: Service) -> APIRouter:
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
         language = TranscriptionOptions(**body.request_fields("transcription"))
         settings = replace(settings, speech=replace(settings.speech, **options), transcription=language)
-        generate = make_spoken_request(settings, body.input, _system_prompt(service, body))
+        how = join_instructions(service.config, body.instructions) if body.instructions else None
+        generate = make_spoken_request(settings, body.input, how)
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":
@@ -92,11 +93,6 @@ def _check(service: Service, body: SpeechRequest) -> None:
     for name, why in _OPTIONAL.items():
         if getattr(body, name) and name not in taken:
             raise APIError(400, f"`{name}` is not supported: {why}", code="unsupported_parameter", param=name)
-
-
-def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
-    """Return the profile's prompt and the request's instructions; None without any."""
-    return join_instructions(service.config, body.instructions) if body.instructions else None
 
 
 async def _events(
