@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from omni_cli.checkpoints.files import index_file, read_family, read_model_kind, read_object
-from omni_cli.config.families import hint_at_plugins
+from omni_cli.config.families import find_file, hint_at_plugins
 from omni_cli.core.errors import CheckpointError
 from omni_cli.core.text import suggest
 
@@ -68,7 +67,5 @@ def _is_known_type(model_type: str) -> bool:
 @functools.cache
 def read_source(module: str, package: str, *folders: str) -> str:
     """Return the source of `package.FOLDERS.module`, empty if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    roots = [] if spec is None else spec.submodule_search_locations or []
-    files = (Path(root, *folders, f"{module}.py") for root in roots)
-    return next((file.read_text() for file in files if file.is_file()), "")
+    file = find_file(".".join((package, *folders, module)))
+    return "" if file is None else file.read_text()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import filecmp
 import functools
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_cli.checkpoints.hub import hold_lock, home_folder
-from omni_cli.config.families import BUILTIN_PREFIX, RANDOM_WEIGHTS, builtins, load
+from omni_cli.config.families import BUILTIN_PREFIX, RANDOM_WEIGHTS, builtins, find_file, load
 from omni_cli.core.errors import CheckpointError, OmniError, OutputError
 from omni_cli.core.files import scratch_folder
 
@@ -163,7 +162,7 @@ def _cache_unusable(reason: str) -> OutputError:
 def _fingerprint(name: str) -> str:
     """Hash everything that may change the built bytes: the modules beside the builder, this folder, the libraries."""
     digest = hashlib.sha256(name.encode())
-    builder = _find_module(builtins()[name].builtins[name].partition(":")[0])
+    builder = find_file(builtins()[name].builtins[name].partition(":")[0])
     if builder is None:
         raise CheckpointError(f"the builder of `{BUILTIN_PREFIX}{name}` is not installed")
     for source in sorted({*builder.parent.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
@@ -171,16 +170,6 @@ def _fingerprint(name: str) -> str:
     for package in _PACKAGES:
         digest.update(f"{package}=={_version(package)}".encode())
     return digest.hexdigest()[:12]
-
-
-def _find_module(name: str) -> Path | None:
-    """Return the file of a module; None if it is not installed."""
-    package, *parts = name.split(".")
-    # Only the package: looking up the whole name would import everything in front of it.
-    spec = importlib.util.find_spec(package)
-    roots = [] if spec is None else spec.submodule_search_locations or []
-    files = [Path(root, *parts).with_suffix(".py") for root in roots]
-    return next((file for file in files if file.is_file()), None)
 
 
 def _version(package: str) -> str | None:

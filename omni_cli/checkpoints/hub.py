@@ -225,25 +225,19 @@ def _known_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     hub_cache_folder()  # fails without a home folder, where the library would create a folder named `~`
     try:
         from huggingface_hub import constants, errors
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
     except ImportError as error:
         raise OmniError(f"a repo id needs huggingface_hub: {error}", hint="run `omni doctor`") from error
     page = f"{constants.ENDPOINT}/{repo_id}"
     try:
         yield
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise CheckpointError(
             f"`{repo_id}` is gated, and you have no access to it",
             hint=f"accept its conditions at {page}, then run `hf auth login`",
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise CheckpointError(f"`{repo_id}` has no revision `{revision}`", hint=f"see {page}/tree/main") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
             f"`{repo_id}` is not on the Hugging Face hub, or you have no access to it",
             hint="check the name; a gated or private model needs `hf auth login`",
@@ -254,7 +248,7 @@ def _known_errors(repo_id: str, revision: str | None) -> Iterator[None]:
             raise CheckpointError(
                 "the Hugging Face hub rejects the token", hint="run `hf auth login`, or unset HF_TOKEN"
             ) from error
-        if isinstance(error, LocalEntryNotFoundError) and status is None:
+        if isinstance(error, errors.LocalEntryNotFoundError) and status is None:
             raise _not_cached(repo_id, offline=constants.HF_HUB_OFFLINE) from error
         raise _download_error(repo_id, error, status) from error
 

@@ -89,10 +89,6 @@ class CachedRepo:
     info: CachedRepoInfo
     cache: HFCacheInfo
 
-    @property
-    def size_bytes(self) -> int:
-        return int(self.info.size_on_disk)
-
     def delete(self) -> None:
         """Delete all its revisions. Raises `OutputError`."""
         commits = [revision.commit_hash for revision in self.info.revisions]

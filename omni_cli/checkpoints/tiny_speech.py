@@ -56,6 +56,17 @@ class MimiSizes(NamedTuple):
     codebook_dim: int
     sliding_window: int
 
+    def config(self, codebook_size: int, num_quantizers: int) -> dict[str, int]:
+        """Return the keys of a configuration."""
+        return {
+            **self._asdict(),
+            "codebook_size": codebook_size,
+            "vector_quantization_hidden_dimension": self.codebook_dim,
+            "num_key_value_heads": self.num_attention_heads,
+            "num_quantizers": num_quantizers,
+            "upsample_groups": self.hidden_size,
+        }
+
 
 class CsmSizes(NamedTuple):
     """Sizes of a whole CSM. The defaults are those of `tiny-csm`.
@@ -92,15 +103,7 @@ def csm(sizes: CsmSizes) -> Checkpoint:
             "backbone_hidden_size": sizes.backbone.hidden_size,
             "max_position_embeddings": sizes.num_codebooks + 1,
         },
-        "codec_config": {
-            "model_type": "mimi",
-            **sizes.codec._asdict(),
-            "codebook_size": sizes.codebook_size,
-            "vector_quantization_hidden_dimension": sizes.codec.codebook_dim,
-            "num_quantizers": sizes.num_codebooks,
-            "upsample_groups": sizes.codec.hidden_size,
-            "num_key_value_heads": sizes.codec.num_attention_heads,
-        },
+        "codec_config": {"model_type": "mimi", **sizes.codec.config(sizes.codebook_size, sizes.num_codebooks)},
     }
     kind = transformers.CsmForConditionalGeneration
     model = RandomModel(kind, config, _CSM_GAINS, adjust=_end_csm_speech, generation={"pad_token_id": pad})

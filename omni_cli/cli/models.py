@@ -96,12 +96,12 @@ def remove(
 
     cached = find_cached(repo)
     if not yes:
-        confirm(f"Delete {repo}, {size(cached.size_bytes)}?", f"omni models remove {repo} --yes")
+        confirm(f"Delete {repo}, {size(cached.info.size_on_disk)}?", f"omni models remove {repo} --yes")
     cached.delete()
     if display.as_json:
-        console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": cached.size_bytes})
+        console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": cached.info.size_on_disk})
     elif not display.quiet:
-        console.print_note(f"deleted {repo}, {size(cached.size_bytes)}")
+        console.print_note(f"deleted {repo}, {size(cached.info.size_on_disk)}")
 
 
 def build(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.config.diagnostics import Diagnostic, Location, SourceText, in_source_order, render_all
+from omni_cli.config.diagnostics import Diagnostic, SourceText, in_source_order, render_all
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.core.text import suggest, visible
 from omni_cli.records.metrics import E2E
@@ -166,7 +166,6 @@ class _GateReader:
     def __init__(self, tree: Tree, data: dict[str, object]) -> None:
         self.tree = tree
         self.data = data
-        self.diagnostics: list[Diagnostic] = []
 
     def read(self) -> GateLimits:
         for key in self.data:
@@ -182,10 +181,10 @@ class _GateReader:
         if memory is not None:
             places[MEMORY] = self._label((MEMORY,))
         difference, quality = self._outputs(), tuple(self._quality())
-        if not self.diagnostics and not metrics and difference is None and memory is None and not quality:
+        if not self.tree.diagnostics and not metrics and difference is None and memory is None and not quality:
             self._add((), "the gate file limits nothing", "name a metric: `metrics: {e2e_s: 5%}`")
-        if self.diagnostics:
-            raise GateFileError(tuple(self.diagnostics))
+        if self.tree.diagnostics:
+            raise GateFileError(tuple(self.tree.diagnostics))
         return GateLimits(metrics, difference, places, memory, quality)
 
     def _metrics(self, general: float | None) -> tuple[dict[str, float], dict[str, str]]:
@@ -256,8 +255,7 @@ class _GateReader:
                 self._add(("quality", number), str(error))
 
     def _add(self, path: tuple[str | int, ...], message: str, hint: str | None = None, *, key: bool = False) -> None:
-        location: Location = self.tree.key_location(path) if key else self.tree.location(path)
-        self.diagnostics.append(Diagnostic(location, message, hint))
+        self.tree.refuse(self.tree.key_location(path) if key else self.tree.location(path), message, hint)
 
     def _label(self, path: tuple[str, ...]) -> str:
         return self.tree.key_location(path).label

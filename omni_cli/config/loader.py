@@ -135,7 +135,7 @@ def apply_overrides(
             location = Location(SourceText(f"{option} {value}"))
             order.setdefault(location.source.label, len(order) + 1)
             if isinstance(value, str) and not has_characters_only(value):
-                _refuse(tree, location, "not UTF-8 text")
+                tree.refuse(location, "not UTF-8 text")
                 continue
             _assign(tree, (key,), value, location)
     _drop_replaced(tree, order)
@@ -154,19 +154,19 @@ def _drop_replaced(tree: Tree, order: Mapping[str, int]) -> None:
 
 def _apply(tree: Tree, text: str, location: Location) -> None:
     if not has_characters_only(text):
-        _refuse(tree, location, "not UTF-8 text")
+        tree.refuse(location, "not UTF-8 text")
         return
     name, equals, raw = text.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts) or len(parts) > _MAX_PARTS:
-        _refuse(tree, location, "expected [STAGE.]KEY=VALUE", "for example `--set thinker.max_num_seqs=4`")
+        tree.refuse(location, "expected [STAGE.]KEY=VALUE", "for example `--set thinker.max_num_seqs=4`")
         return
     path = _path(tree, parts, location)
     if path is None:
         return
     unprintable = find_unprintable(raw)
     if unprintable is not None:
-        _refuse(tree, location, unprintable[1], "remove it")
+        tree.refuse(location, unprintable[1], "remove it")
         return
     value = _value(tree, raw, location)
     if value is None:
@@ -183,7 +183,7 @@ def _path(tree: Tree, parts: list[str], location: Location) -> TreePath | None:
         # A stage may be named `model`, as in a derived profile of a language model, but every profile has that key.
         if parts[0] == "stages" or (parts[0] in names and parts[0] not in PROFILE_KEYS):
             stage = parts[0] if parts[0] in names else "STAGE"
-            _refuse(tree, location, "sets a whole stage", f"set one of its keys: `--set {stage}.KEY=VALUE`")
+            tree.refuse(location, "sets a whole stage", f"set one of its keys: `--set {stage}.KEY=VALUE`")
             return None
         return (parts[0],)
     if parts[0] not in names:
@@ -191,7 +191,7 @@ def _path(tree: Tree, parts: list[str], location: Location) -> TreePath | None:
             hint = "write the stage's name first, without `stages.`" if parts[0] == "stages" else None
             known = f"stages are {', '.join(visible(name, 80) for name in names)}"
             message = f"unknown stage `{visible(parts[0], 80)}`"
-            _refuse(tree, location, message, hint or suggest(parts[0], names) or known)
+            tree.refuse(location, message, hint or suggest(parts[0], names) or known)
         return None
     return ("stages", *parts)
 
@@ -208,7 +208,7 @@ def _value(tree: Tree, raw: str, location: Location) -> object:
     wrapped = parse_yaml(SourceText.of_text(location.source.label, text), text)
     if wrapped.diagnostics or wrapped.data is None or list(wrapped.data) != ["value"]:
         first = wrapped.diagnostics[0] if wrapped.diagnostics else Diagnostic(location, "expected one value")
-        _refuse(tree, location, first.message, first.hint)
+        tree.refuse(location, first.message, first.hint)
         return _NO_VALUE
     return wrapped.data["value"]
 
@@ -217,14 +217,14 @@ def _assign(tree: Tree, path: TreePath, value: object, location: Location) -> No
     node: object = tree.data
     for end, part in enumerate(path[:-1], start=1):
         if not isinstance(node, dict):
-            _refuse(tree, location, f"`{visible(str(path[end - 2]), 80)}` has no keys of its own")
+            tree.refuse(location, f"`{visible(str(path[end - 2]), 80)}` has no keys of its own")
             return
         if part not in node:
             node[part] = {}
             tree.keys[path[:end]] = location
         node = node[part]
     if not isinstance(node, dict):
-        _refuse(tree, location, f"`{visible(str(path[-2]), 80)}` has no keys of its own")
+        tree.refuse(location, f"`{visible(str(path[-2]), 80)}` has no keys of its own")
         return
     _forget(tree, path)
     node[path[-1]] = value
@@ -248,7 +248,3 @@ def _forget(tree: Tree, path: TreePath) -> None:
     for known in [known for known in tree.faulty | tree.quoted if known[: len(path)] == path]:
         tree.faulty.discard(known)
         tree.quoted.discard(known)
-
-
-def _refuse(tree: Tree, location: Location, message: str, hint: str | None = None) -> None:
-    tree.diagnostics.append(Diagnostic(location, message, hint))

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_cli.config.diagnostics import Diagnostic
 from omni_cli.config.families import BUILTIN_PREFIX, builtins, hint_at_plugins
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
 from omni_cli.config.roles import find_family, find_stage_class
@@ -72,13 +71,11 @@ class _Checker:
         if path in self.tree.faulty:
             return
         self.tree.faulty.add(path)
-        location = self.tree.key_location(path) if at_key else self.tree.location(path)
-        self.tree.diagnostics.append(Diagnostic(location, message, hint))
+        self.tree.refuse(self.tree.key_location(path) if at_key else self.tree.location(path), message, hint)
 
     def _add_stage_name(self, name: str, message: str, hint: str | None) -> None:
         """Add a mistake in a stage's name; the stage's content is still checked."""
-        location = self.tree.key_location(("stages", name))
-        self.tree.diagnostics.append(Diagnostic(location, message, hint))
+        self.tree.refuse(self.tree.key_location(("stages", name)), message, hint)
 
     def _refuse_nulls(self, path: TreePath, node: object) -> None:
         is_argument = path[2:3] == ("call",) and len(path) > 3  # null is a value that a pipeline's call can take

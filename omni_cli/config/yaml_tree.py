@@ -67,6 +67,9 @@ class Tree:
     def key_location(self, path: TreePath) -> Location:
         return self.keys.get(path) or self.location(path)
 
+    def refuse(self, location: Location, message: str, hint: str | None = None) -> None:
+        self.diagnostics.append(Diagnostic(location, message, hint))
+
 
 def has_characters_only(text: str) -> bool:
     """True if `text` can be written as UTF-8, unlike half of a surrogate pair (`"\\ud800"`)."""
@@ -101,7 +104,7 @@ def parse_yaml(source: SourceText, text: str, *, kind: str = "profile", example:
     unprintable = find_unprintable(text)
     if unprintable is not None:
         index, message = unprintable
-        reader.refuse(source.location_after(text[:index]), message, "remove it")
+        tree.refuse(source.location_after(text[:index]), message, "remove it")
         return tree
     try:
         data = reader.read(text)
@@ -112,13 +115,13 @@ def parse_yaml(source: SourceText, text: str, *, kind: str = "profile", example:
         return tree
     except (yaml.YAMLError, ValueError, OverflowError):
         # PyYAML passes escapes to chr() and version numbers to int() unchecked.
-        reader.refuse(reader.here(), "not valid YAML: an escape or a number is out of range")
+        tree.refuse(reader.here(), "not valid YAML: an escape or a number is out of range")
         return tree
     if isinstance(data, dict):
         tree.data = data
     elif () not in tree.faulty:
         what = "empty" if data is None else "not a mapping"
-        reader.refuse(tree.values[()], f"the {kind} is {what}", example)
+        tree.refuse(tree.values[()], f"the {kind} is {what}", example)
     return tree
 
 
@@ -145,15 +148,12 @@ class _TreeReader:
         self.loader.get_event()
         if not self.loader.check_event(StreamEndEvent):
             mark = self.loader.peek_event().start_mark
-            self.refuse(self._at(mark, 3), f"a {self.kind} is one YAML document; a second one starts here")
+            self.tree.refuse(self._at(mark, 3), f"a {self.kind} is one YAML document; a second one starts here")
         return data
 
     def here(self) -> Location:
         mark = self.loader.get_mark() if self.loader is not None else None
         return Location(self.source) if mark is None else self._at(mark, 1)
-
-    def refuse(self, location: Location, message: str, hint: str | None = None) -> None:
-        self.tree.diagnostics.append(Diagnostic(location, message, hint))
 
     def _node(self, path: TreePath | None, depth: int) -> Any:
         """Read the next value; `path` None only skips it."""
@@ -162,7 +162,7 @@ class _TreeReader:
             self._refuse_value(path, event, "an alias", "write the value out")
             return None
         if event.anchor is not None:
-            self.refuse(
+            self.tree.refuse(
                 self._at(event.start_mark, len(event.anchor) + 1),
                 f"an anchor (`&{visible(event.anchor, 40)}`) is not allowed in a {self.kind}",
                 "write the value out where it is needed",
@@ -170,7 +170,7 @@ class _TreeReader:
         if event.tag is not None:
             self._refuse_value(path, event, "a tag", f"a {self.kind} holds plain values only")
         if depth > _MAX_DEPTH:
-            self.refuse(self._span(event), f"nested more than {_MAX_DEPTH} levels deep")
+            self.tree.refuse(self._span(event), f"nested more than {_MAX_DEPTH} levels deep")
             raise _Stop
         if isinstance(event, ScalarEvent):
             return self._scalar(path, event)
@@ -214,7 +214,7 @@ class _TreeReader:
         """Read the next key, which may be a number, but not as a profile's own key; None if its value is dropped."""
         event = self.loader.peek_event()
         if not isinstance(event, ScalarEvent):
-            self.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
+            self.tree.refuse(self._span(event), "a key must be a word, not an alias, a list or a mapping")
             self._node(None, depth + 1)
             return None
         location = self._span(event)
@@ -223,7 +223,7 @@ class _TreeReader:
         if not has_characters_only(event.value):
             return None
         if key == "<<" and event.style is None:
-            self.refuse(location, f"a merge key (`<<`) is not allowed in a {self.kind}", "write the keys out")
+            self.tree.refuse(location, f"a merge key (`<<`) is not allowed in a {self.kind}", "write the keys out")
             return None
         is_profiles = not path or (path[0] == "stages" and path[2:3] != ("call",))
         number = parse_scalar(event.value) if event.style is None and not is_profiles else None
@@ -232,7 +232,7 @@ class _TreeReader:
         if key in mapping:
             first = self.tree.keys.get((*(path or ()), key), location)
             is_stage = path == ("stages",)
-            self.refuse(
+            self.tree.refuse(
                 location,
                 f"duplicate {'stage' if is_stage else 'key'} `{visible(str(key))}`",
                 f"the first one is on line {first.line + 1}",
@@ -248,7 +248,7 @@ class _TreeReader:
         match = _TOKEN.match(line, mark.column)
         token = "" if match is None else match[0]
         location = self._at(mark, len(token))
-        self.refuse(location, f"{what} (`{visible(token, 40)}`) is not allowed in a {self.kind}", hint)
+        self.tree.refuse(location, f"{what} (`{visible(token, 40)}`) is not allowed in a {self.kind}", hint)
         if path is not None:
             self.tree.faulty.add(path)
 

@@ -14,6 +14,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
@@ -334,18 +336,11 @@ class OmniLLM:
 
     def _stage_ready(self, client: StageClient, report: StageReady) -> None:
         peaks = _peaks(report.memory)
-        self._infos[client.name] = StageInfo(
-            client.name,
-            client.kind,
-            report.load_s,
-            {name: peaks[name] for name in ("device", "host")},
-            report.effective,
-            load_memory_bytes=peaks,
-            settings=report.settings,
-            execution_counters=report.execution_counters,
-            voices=report.voices,
-            media=report.media,
-        )
+        told = msgspec.structs.asdict(report)
+        del told["memory"]
+        peak = {name: peaks[name] for name in ("device", "host")}
+        info = StageInfo(client.name, client.kind, peak_memory_bytes=peak, load_memory_bytes=peaks, **told)
+        self._infos[client.name] = info
         self._on_event(StageLoading(client.name, client.kind, self._infos[client.name]))
         loaded = self._loaded[client.name]
         if not loaded.done():  # else its result is no longer needed

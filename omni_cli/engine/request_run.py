@@ -108,19 +108,18 @@ class RequestRun:
                     client.send(AbortRequest(self._request.request_id))
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
-        request_id = self._request.request_id
-        match report:  # its fields are those of its event, which may name the stage
+        match report:
             case Failure():
                 del self._inside[name]
                 raise report.error(name)
             case Progress():
-                yield StageProgress(request_id, name, *msgspec.structs.astuple(report)[1:])
+                yield StageProgress(stage=name, **msgspec.structs.asdict(report))
             case TextChunk() if self._wants("text"):
-                yield TextDelta(*msgspec.structs.astuple(report))
+                yield TextDelta(**msgspec.structs.asdict(report))
             case StageOutputChunk():
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
             case WaveformChunk():
-                chunk = AudioChunk(request_id, report.audio.samples, report.audio.sample_rate)
+                chunk = AudioChunk(report.request_id, report.audio.samples, report.audio.sample_rate)
                 self._chunks.setdefault(name, []).append(chunk)
                 if self._streams_to_caller:
                     self._note_audio(sum(len(chunk.samples) for chunk in self._chunks[name]))

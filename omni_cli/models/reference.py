@@ -22,7 +22,7 @@ from omni_cli.models.forcing import led_by as led_by
 from omni_cli.models.forcing import replace_attribute as replace_attribute
 from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, Way
 from omni_cli.requests.encoding import resample
-from omni_cli.requests.outputs import GenerateRequest, Message, Part
+from omni_cli.requests.outputs import GenerateRequest, Message, Part, prompt_message
 
 
 class FamilyReference(Protocol):
@@ -160,11 +160,7 @@ def get_limits(config: EngineConfig, stage: str, prefix: str = "") -> Mapping[st
 
 def get_messages(request: GenerateRequest, system_prompt: str | None) -> list[dict[str, Any]]:
     """Return a conversation as transformers' chat templates take it; media come before a prompt."""
-    messages = request.messages
-    if not messages:
-        media = [*(Part("audio") for _ in request.media.audio), *(Part("image") for _ in request.media.images)]
-        media += [Part("video") for _ in request.media.videos]
-        messages = (Message("user", (*media, Part("text", request.prompt or ""))),)
+    messages = request.messages or (prompt_message(request),)
     if system_prompt is not None and messages[0].role != "system":
         messages = (Message("system", (Part("text", system_prompt),)), *messages)
     return [{"role": message.role, "content": _content(message)} for message in messages]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from omni_cli.core.errors import AnswerError, InputError
 from omni_cli.requests.encoding import AUDIO_TYPES
+from omni_cli.requests.media.containers import MP3_BIT_RATES, MP3_LOW_BIT_RATES, UNKNOWN_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +24,6 @@ SAMPLE_RATE = 24_000
 """Sample rate of raw PCM that states none, 16 bit and mono: that of OpenAI."""
 
 _MAX_RATE, _MAX_CHANNELS = 384_000, 32
-_UNKNOWN_BYTES = 0x7F00_0000  # sizes from here on, and 0, were written before the end was known
 _FORMATS = {media_type: name for name, media_type in AUDIO_TYPES.items()} | {
     "audio/pcm16": "pcm", "audio/x-pcm": "pcm", "audio/l16": "pcm", "audio/raw": "pcm", "audio/x-raw": "pcm",
     "audio/x-wav": "wav", "audio/wave": "wav", "audio/vnd.wave": "wav", "audio/mp3": "mp3", "audio/opus": "opus",
@@ -31,11 +31,7 @@ _FORMATS = {media_type: name for name, media_type in AUDIO_TYPES.items()} | {
 }  # fmt: skip
 _UNSPECIFIC = ("", "application/octet-stream", "binary/octet-stream")
 _MAGIC = {b"OggS": "opus", b"fLaC": "flac", b"ID3": "mp3", b"\x1aE\xdf\xa3": "webm", b"FORM": "aiff", b"caff": "caf"}
-# Of MPEG audio, layer III: kilobits per second of version 1, and of the later ones; samples per second of version 1.
-_MP3_RATES = (
-    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-)
+# Samples per second of version 1 of MPEG audio.
 _MP3_HZ = (44_100, 48_000, 32_000)
 
 
@@ -135,7 +131,8 @@ def _find_frames(data: bytes | bytearray) -> str | None:
             place += max(7, (data[place + 3] & 3) << 11 | data[place + 4] << 3 | data[place + 5] >> 5)
         elif first == 0xFF and second >= 0xE0 and version != 1 and layer == 1 and 0 < kbps < 15 and hz < 3:
             names.append("mp3")
-            bits = (144_000 if version == 3 else 72_000) * _MP3_RATES[version != 3][kbps - 1]
+            rates = MP3_BIT_RATES if version == 3 else MP3_LOW_BIT_RATES
+            bits = (144_000 if version == 3 else 72_000) * rates[kbps]
             place += bits // (_MP3_HZ[hz] >> {3: 0, 2: 1, 0: 2}[version]) + (third >> 1 & 1)
         else:
             return None
@@ -212,7 +209,7 @@ def _read_wav_header(data: bytes | bytearray, start: int, end: int) -> tuple[tup
         kind, size = struct.unpack_from("<4sI", data, position)
         position += 8
         if kind == b"data":
-            return layout, position, end if size == 0 or size >= _UNKNOWN_BYTES else min(end, position + size)
+            return layout, position, end if size == 0 or size >= UNKNOWN_BYTES else min(end, position + size)
         if kind == b"fmt " and position + 16 <= end:
             code, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", data, position)
             layout = rate, channels, bits if code in (1, 0xFFFE) else 0

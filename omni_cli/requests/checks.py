@@ -11,13 +11,11 @@ import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import get_args
 
 from omni_cli.config.bounds import MAX_FPS, MAX_NAME_LENGTH, MAX_TEMPERATURE
+from omni_cli.config.families import Modality
 from omni_cli.core.text import suggest
-
-if TYPE_CHECKING:
-    from omni_cli.requests.contents import PromptCondition, SpeechTask
 
 _SHOWN_CHARACTERS = 40  # of a wrong value
 
@@ -58,22 +56,13 @@ def check_flag(value: object) -> bool:
     return value
 
 
-def check_task(value: object) -> SpeechTask:
-    from omni_cli.requests.contents import SpeechTask
+def one_of(choices: object) -> Callable[[object], object]:
+    def check(value: object) -> object:
+        if value not in get_args(choices):
+            raise ValueError(f"must be one of {', '.join(get_args(choices))}")
+        return value
 
-    return cast("SpeechTask", _one_of(value, SpeechTask))
-
-
-def check_prompt_condition(value: object) -> PromptCondition:
-    from omni_cli.requests.contents import PromptCondition
-
-    return cast("PromptCondition", _one_of(value, PromptCondition))
-
-
-def _one_of(value: object, choices: object) -> object:
-    if value not in get_args(choices):
-        raise ValueError(f"must be one of {', '.join(get_args(choices))}")
-    return value
+    return check
 
 
 def whole_number(low: int, high: int) -> Callable[[object], int]:
@@ -170,8 +159,6 @@ def check_call_arguments(value: object) -> Mapping[str, object]:
 
 
 def check_modalities(value: object) -> frozenset[str]:
-    from omni_cli.requests.outputs import Modality
-
     known: tuple[str, ...] = get_args(Modality)
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from omni_cli.config import bounds
 from omni_cli.requests import checks
+from omni_cli.requests.contents import PromptCondition, SpeechTask
 
 Part = Literal["request", "text", "media", "sampling", "speech", "transcription", "diffusion"]
 Taker = Literal["any", "chain", "transcription", "diffusion", "text", "audio", "image", "video"]
@@ -127,7 +128,7 @@ _ROWS = (
     # A route's path names the adapter by the model, and the task.
     RequestField("lora", checks.check_adapter, takers=("any",)),
     RequestField(
-        "task", checks.check_task, part="transcription", takers=("transcription",),
+        "task", checks.one_of(SpeechTask), part="transcription", takers=("transcription",),
         option=Option("--task", "TASK", "`transcribe` speech in its language, or `translate` it to English."),
         http=on("transcriptions", "translations", name=""),
     ),
@@ -148,7 +149,7 @@ _ROWS = (
         about="Put the text so far before each window of a long sound (Whisper).",
     ),
     RequestField(
-        "prompt_condition_type", checks.check_prompt_condition, part="transcription", takers=("transcription",),
+        "prompt_condition_type", checks.one_of(PromptCondition), part="transcription", takers=("transcription",),
         option=Option(
             "--prompt-condition-type", "TYPE",
             "Windows of a long sound that the prompt comes before: `first-segment` (the default) or `all-segments`.",

@@ -47,7 +47,9 @@ def read_requests(
         request_id = str(len(requests))
         try:
             fields = parse_object(line)
-            _check_keys(fields)
+            for key in fields:
+                if key not in KEYS:
+                    raise InputError(f"unknown key `{key}`", hint=_hint(key))
             request_id = claim_id(fields, request_id, place, taken)
             checked = check_fields(fields, capabilities, _label)
             merged = {**defaults, **checked}
@@ -101,12 +103,6 @@ def parse_object(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InputError("the line is not a JSON object", hint='write each request as {"prompt": "hello"}')
     return fields
-
-
-def _check_keys(fields: Mapping[str, object]) -> None:
-    for key in fields:
-        if key not in KEYS:
-            raise InputError(f"unknown key `{key}`", hint=_hint(key))
 
 
 def _hint(key: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
+from omni_cli.config.families import Modality as Modality
 from omni_cli.core.errors import OmniError, StageError
 from omni_cli.core.late import LateModule
 from omni_cli.core.machine import PlannedMemory
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 else:
     np = LateModule("numpy")  # messages between processes evaluate the annotations
 
-Modality = Literal["text", "audio", "image", "video", "tensor"]
 TokenLogprobs = tuple[tuple[int, float, str | None], ...]
 """Token ids with their log-probabilities and texts: of a token, and then of the most likely ones in its place."""
 

@@ -8,7 +8,6 @@ import itertools
 import math
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from omni_cli.core.errors import OmniError
 from omni_cli.requests.encoding import clip_samples, encoder_rate
+from omni_cli.requests.outputs import AudioOutput, VideoOutput, VideoSound
 
 if TYPE_CHECKING:
     import av
@@ -50,24 +50,6 @@ _PREVIEW_FRAMES = _PREVIEW_COLUMNS**2
 _PREVIEW_WIDTH = 256
 
 
-@dataclass(frozen=True)
-class Sound:
-    """`samples` is float32 (num_samples,), with several channels (num_samples, channels)."""
-
-    samples: np.ndarray
-    sample_rate: int
-
-
-@dataclass(frozen=True)
-class EncodedVideo:
-    """`content` is the MP4 file, `preview` a WebP image with up to nine evenly spaced frames."""
-
-    content: bytes
-    preview: bytes
-    width: int
-    height: int
-
-
 def prepare_encoding() -> None:
     """Import what encoding needs, which the first video should not wait for."""
     importlib.import_module("av")
@@ -78,13 +60,13 @@ def encode_video(
     pieces: Iterable[Iterable[np.ndarray]],
     num_frames: int,
     fps: Fraction,
-    sound: Sound | None = None,
+    sound: AudioOutput | None = None,
     codec: Codec | None = None,
-) -> EncodedVideo:
+) -> VideoOutput:
     """Encode `pieces` of a video with `num_frames` frames in all, each uint8 RGB (height, width, 3).
 
     Every frame lasts exactly 1 / `fps` seconds. The default codec is H.264, or AV1 where PyAV has none; sound becomes
-    AAC. Raises `OmniError` for sound with NaN or infinite samples.
+    AAC. The preview has up to nine evenly spaced frames. Raises `OmniError` for sound with NaN or infinite samples.
     """
     import av
 
@@ -109,7 +91,9 @@ def encode_video(
                 container.mux(stream.encode(_video_frame(frame, pixel_format)))
             container.mux(stream.encode())
         file.seek(0)
-        return EncodedVideo(file.read(), preview.webp(), width, height)
+        content = file.read()
+    heard = None if sound is None else VideoSound(sound.sample_rate, len(sound.samples))
+    return VideoOutput(content, preview.webp(), width, height, num_frames, fps, heard)
 
 
 def _quality_for(frame: np.ndarray, codec: Codec, fps: Fraction) -> tuple[str, int]:
@@ -174,14 +158,14 @@ def _video_frame(pixels: np.ndarray, pixel_format: str) -> av.VideoFrame:
     return frame.reformat(format=pixel_format, dst_colorspace=_BT709, dst_color_range=_LIMITED_RANGE)
 
 
-def _audio_stream(container: av.container.OutputContainer, sound: Sound) -> Any:
+def _audio_stream(container: av.container.OutputContainer, sound: AudioOutput) -> Any:
     layout = "mono" if sound.samples.ndim == 1 else "stereo"
     stream: Any = container.add_stream("aac", rate=encoder_rate("aac", sound.sample_rate), layout=layout)
     stream.codec_context.bit_rate = _AAC_BITS_PER_S * stream.codec_context.layout.nb_channels
     return stream
 
 
-def _audio_packets(stream: Any, sound: Sound) -> Iterator[Any]:
+def _audio_packets(stream: Any, sound: AudioOutput) -> Iterator[Any]:
     import av
 
     samples = clip_samples(sound.samples)

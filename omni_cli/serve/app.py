@@ -81,9 +81,8 @@ def create_app(service: Service, videos: VideoJobs | None = None) -> RequestMidd
         api.include_router(video_router(service, videos))
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(APIError, _on_error)
-    api.add_exception_handler(OmniError, _on_error)
-    api.add_exception_handler(Exception, _on_fault)
+    for failure in (APIError, OmniError, Exception):
+        api.add_exception_handler(failure, _on_error)
     return RequestMiddleware(api, service, public_paths=frozenset(_FILES if service.settings.has_page else ()))
 
 
@@ -139,7 +138,3 @@ def _methods(request: Request) -> list[str]:
 
 async def _on_error(request: Request, error: Any) -> Response:
     return _answer(request, as_api_error(error))
-
-
-async def _on_fault(request: Request, _error: Exception) -> Response:
-    return _answer(request, APIError(500, "internal error", code="internal_error"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
 
+T = TypeVar("T")
 _MAX_TRANSCRIPTS = 1024
 # Speech is sent in pieces of this length, so that playback can start early.
 PIECE_S = 1.0
@@ -161,7 +162,7 @@ class ChatReply:
         return completion
 
     def _choice(self, index: int, result: RequestResult) -> Choice:
-        text, audio = get_text(result), get_audio(result)
+        text, audio = get_output(TextOutput, result), get_audio(result)
         message: ReplyMessage = {
             "role": "assistant",
             # A call without words has none, as from OpenAI.
@@ -222,7 +223,7 @@ class ChatReply:
 
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""
-        text, audio = get_text(result), get_audio(result)
+        text, audio = get_output(TextOutput, result), get_audio(result)
         delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self._created}} if self.wants_audio else {}
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
@@ -271,7 +272,7 @@ class ChatReply:
         if not self._body.return_token_ids:
             return
         _, *others = [trace.output_token_ids for trace in result.stages if trace.output_token_ids is not None]
-        choice["token_ids"] = list(get_text(result).token_ids)
+        choice["token_ids"] = list(get_output(TextOutput, result).token_ids)
         if others:
             choice["audio_token_ids"] = list(others[0])
 
@@ -353,9 +354,9 @@ def _token(item: tuple[int, float, str | None]) -> TopLogprob:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def get_text(result: RequestResult) -> TextOutput:
-    """Return the text of a request that makes text."""
-    return next(output for output in result.outputs if isinstance(output, TextOutput))
+def get_output(kind: type[T], result: RequestResult) -> T:
+    """Return the first output of a kind that the request makes."""
+    return next(output for output in result.outputs if isinstance(output, kind))
 
 
 def get_audio(result: RequestResult) -> AudioOutput | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
@@ -89,8 +90,13 @@ def refuse(*rules: tuple[str, object, str]) -> None:
             raise APIError(400, message, code="invalid_value", param=param)
 
 
-def storage_failed(message: str, error: OSError) -> APIError:
-    return APIError(500, f"{message}: {error.strerror}", code="storage_failed")
+@contextlib.contextmanager
+def storing(message: str) -> Iterator[None]:
+    """Raise `APIError` (500) with `message` for an `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        raise APIError(500, f"{message}: {error.strerror}", code="storage_failed") from error
 
 
 def unavailable(message: str) -> APIError:
@@ -126,8 +132,11 @@ def api_error(error: OmniError) -> APIError:
     return APIError(500, error.message, code="run_failed")
 
 
-def as_api_error(failure: OmniError | APIError) -> APIError:
-    return failure if isinstance(failure, APIError) else api_error(failure)
+def as_api_error(failure: BaseException) -> APIError:
+    """Convert any failure; one that is neither the engine's nor a check's is a fault of ours."""
+    if isinstance(failure, OmniError):
+        return api_error(failure)
+    return failure if isinstance(failure, APIError) else APIError(500, "internal error", code="internal_error")
 
 
 def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str], body: object) -> APIError:

@@ -104,8 +104,13 @@ class MediaDecoder:
 
     def speech(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
         """Decode a recording to transcribe, as `audio`; raises `APIError` (400)."""
-        with self._open(file, "audio", param) as content, _naming_the_limit(self._max_speech_s):
-            return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
+        with self._open(file, "audio", param) as content:
+            try:
+                return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
+            except InputError as error:
+                too_long = f"longer than {self._max_speech_s:g} s, the maximum"
+                message = error.message.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
+                raise InputError(message, hint=error.hint) from error
 
     def _pixels(self, decode: Callable[..., np.ndarray], source: str | BinaryIO, what: str, param: str) -> np.ndarray:
         with self._open(source, what, param) as file:
@@ -138,17 +143,6 @@ class MediaDecoder:
         if match[1]:
             return _from_base64(unquote(url[match.end() :]), param)
         return unquote_to_bytes(url[match.end() :])
-
-
-@contextmanager
-def _naming_the_limit(max_s: float) -> Iterator[None]:
-    """Add the server's option to the error of a sound that is too long."""
-    try:
-        yield
-    except InputError as error:
-        too_long = f"longer than {max_s:g} s, the maximum"
-        message = error.message.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
-        raise InputError(message, hint=error.hint) from error
 
 
 def _read_all(file: BinaryIO) -> bytes:

@@ -49,9 +49,10 @@ class Metrics:
         self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
         self._errors = self._counter("omni_errors", "Failed requests by kind.", "kind")
         self._duration = self._seconds("omni_request_duration_seconds", "From arrival to the last byte.", "path")
-        self._ttft = self._seconds("omni_time_to_first_token_seconds", "From arrival to the first text sent.", "path")
-        self._ttfp = self._seconds("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
-        self._rtf = Histogram(
+        text = self._seconds("omni_time_to_first_token_seconds", "From arrival to the first text sent.", "path")
+        audio = self._seconds("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
+        self.first_sent = {"ttft_s": text, "ttfp_s": audio}
+        self.real_time_factor = Histogram(
             "omni_real_time_factor",
             "Seconds of work per second of speech.",
             ["path"],
@@ -102,15 +103,6 @@ class Metrics:
         self._duration.labels(path).observe(exchange.elapsed_s())
         if exchange.error is not None:
             self._errors.labels(exchange.error).inc()
-
-    def first_text(self, exchange: Exchange) -> None:
-        self._ttft.labels(exchange.route).observe(exchange.elapsed_s())
-
-    def first_audio(self, exchange: Exchange) -> None:
-        self._ttfp.labels(exchange.route).observe(exchange.elapsed_s())
-
-    def real_time_factor(self, exchange: Exchange, ratio: float) -> None:
-        self._rtf.labels(exchange.route).observe(ratio)
 
     def result(self, result: RequestResult) -> None:
         """Record the stages' work for a request and its outputs, even for one that failed midway."""

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from omni_cli.serve.errors import APIError, StreamAborted, queue_full, shutting_down
+from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, queue_full, shutting_down
 from omni_cli.serve.exchange import FINISH_REASON, PROBES, REQUEST_ID, REQUEST_TIMEOUT, SEED, Exchange
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.service import Service
@@ -96,7 +96,7 @@ class RequestMiddleware:
             exchange.error = "internal_error"
             self._log.failure(exchange, error)
             if exchange.status is None:
-                await APIError(500, "internal error", code="internal_error").response()(scope, receive, send)
+                await as_api_error(error).response()(scope, receive, send)
         except asyncio.CancelledError:
             # The time to drain after a stop signal is over, and the task of this request ends.
             exchange.error = "shutting_down"
@@ -191,7 +191,9 @@ class RequestMiddleware:
             else:
                 exchange.error = "client_stalled"
         finally:
-            await _cancel(routes, gone)
+            for task in (routes, gone):
+                task.cancel()
+            await asyncio.gather(routes, gone, return_exceptions=True)  # failures have been reported by then
 
 
 class _Reply:
@@ -253,10 +255,3 @@ async def _until_hung_up(receive: Receive, exchange: Exchange) -> None:
     if exchange.is_answered:
         # Servers say so after every answer, and the route may still have files of its form to close.
         await asyncio.get_running_loop().create_future()
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancel running tasks and wait for their clean-up; failures have been reported by then."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

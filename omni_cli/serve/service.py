@@ -105,6 +105,12 @@ class Service:
             message = f"the model `{name}` is not served here; `{self.config.name}` is"
             raise APIError(404, message, code="model_not_found", param="model")
 
+    def check(self, model: str | None, makes: Modality, num_chars: int) -> None:
+        """Raise `APIError` for a model or an output that is not served, and for a prompt that is too long."""
+        self.check_model(model)
+        self.check_makes(makes)
+        self.check_prompt_length(num_chars)
+
     def adapter(self, model: str | None) -> str:
         """Return the LoRA adapter that a request names as its model, "" for the base model."""
         return model if model in self.config.adapters else ""
@@ -324,17 +330,11 @@ class Service:
         if reply.wants_audio and text is not None:
             self.transcripts.add(reply.audio_id, text)
 
-    def note_text(self, exchange: Exchange) -> None:
-        """Note that text is sent; the first time counts."""
-        if "ttft_s" not in exchange.notes:
-            exchange.notes["ttft_s"] = round(exchange.elapsed_s(), 6)
-            self.metrics.first_text(exchange)
-
-    def note_audio(self, exchange: Exchange) -> None:
-        """Note that speech is sent; the first time counts."""
-        if "ttfp_s" not in exchange.notes:
-            exchange.notes["ttfp_s"] = round(exchange.elapsed_s(), 6)
-            self.metrics.first_audio(exchange)
+    def note_sent(self, name: Literal["ttft_s", "ttfp_s"], exchange: Exchange) -> None:
+        """Note that text or speech is sent; the first time counts."""
+        if name not in exchange.notes:
+            exchange.notes[name] = round(exchange.elapsed_s(), 6)
+            self.metrics.first_sent[name].labels(exchange.route).observe(exchange.elapsed_s())
 
     async def _next(self, events: AsyncIterator[Event], exchange: Exchange) -> Event:
         # A time limit around each single wait: around a whole generator it would fire in its consumer.
@@ -367,7 +367,7 @@ class Service:
         audio_s = audio_seconds(result.outputs)
         if audio_s > 0:
             exchange.notes |= {"audio_s": round(audio_s, 6), "rtf": round(exchange.elapsed_s() / audio_s, 6)}
-            self.metrics.real_time_factor(exchange, exchange.elapsed_s() / audio_s)
+            self.metrics.real_time_factor.labels(exchange.route).observe(exchange.elapsed_s() / audio_s)
         self._count_tokens(sum(trace.num_output_tokens or 0 for trace in result.stages), exchange)
         if result.notes:
             exchange.changes |= dict.fromkeys(result.notes)

@@ -57,14 +57,11 @@ async def event_stream(
             async with aclosing(begun):
                 async for document in begun:
                     yield event(document)
-        except (OmniError, APIError) as failure:
+        except Exception as failure:  # noqa: BLE001 - the status is sent; a missing error would look like a normal end
             error = as_api_error(failure)
             exchange.error = error.kind
-            yield event(describe(error))
-        except Exception as failure:  # noqa: BLE001 - the status is sent; a missing error would look like a normal end
-            exchange.error = "internal_error"
-            log.failure(exchange, failure)
-            error = APIError(500, "internal error", code="internal_error")
+            if not isinstance(failure, OmniError | APIError):
+                log.failure(exchange, failure)
             yield event(describe(error))
         if end:
             yield end

@@ -24,7 +24,8 @@ from omni_cli.core.errors import OmniError, UsageError
 from omni_cli.core.files import cannot_write, check_writable, remove_left_behind, write_whole
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
-from omni_cli.serve.errors import APIError, as_api_error, queue_full, storage_failed
+from omni_cli.serve.conversation import get_output
+from omni_cli.serve.errors import APIError, as_api_error, queue_full, storing
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import MIB, Limits
 from omni_cli.serve.service import Service
@@ -65,10 +66,6 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def has_ended(self) -> bool:
         return self.status in ("completed", "failed")
-
-
-class StoreFull(Exception):
-    """All places are taken by jobs that have not ended."""
 
 
 class VideoStore:
@@ -144,7 +141,7 @@ class VideoStore:
         return self.folder / f"{job_id}.{asset}"
 
     def add(self, model: str, prompt: str, *, seconds: str, size: str) -> Job:
-        """Add a job. Raises `StoreFull` if no ended job can make room, `OSError` if its record cannot be written."""
+        """Add a job. Raises `APIError` (429) if no ended job can make room, `OSError` if it cannot be written."""
         self.expire()
         now = self._now()
         job_id = f"video_{int(now * 1e9):016x}{secrets.token_hex(8)}"
@@ -152,7 +149,7 @@ class VideoStore:
         with self._lock:
             while len(self._jobs) >= self._limits.max_videos:
                 if not self._remove_oldest():
-                    raise StoreFull
+                    raise queue_full("all videos that this server may keep are running or waiting")
             self._write(job)
         return job
 
@@ -291,12 +288,8 @@ class VideoJobs:
             if len(self._running) >= self._service.limits.max_requests:
                 raise queue_full(f"{len(self._running)} videos are running or waiting, the maximum of this server")
             name = self._service.config.name
-            try:
+            with storing("the video cannot be stored"):
                 job = await asyncio.to_thread(self.store.add, name, request.prompt or "", seconds=seconds, size=size)
-            except StoreFull:
-                raise queue_full("all videos that this server may keep are running or waiting") from None
-            except OSError as error:
-                raise storage_failed("the video cannot be stored", error) from error
             task = asyncio.create_task(self._run(request, job.id))
             self._running[job.id] = task
             # Not at the end of `_run`, which a task that is cancelled at once never begins.
@@ -327,19 +320,16 @@ class VideoJobs:
             job_id, "JOB", Route.VIDEOS, None, asyncio.get_running_loop().time(), math.inf, Route.VIDEOS
         )
         try:
-            await self._make(request, job_id, exchange)
-        except (OmniError, APIError) as failure:
-            error = as_api_error(failure)
-            self._fail(job_id, JobError(error.kind, error.message), exchange)
-        except OSError as failure:
-            error = storage_failed("the video cannot be stored", failure)
-            self._fail(job_id, JobError(error.kind, error.message), exchange)
+            with storing("the video cannot be stored"):
+                await self._make(request, job_id, exchange)
         except asyncio.CancelledError:
             self._fail(job_id, _STOPPED_ERROR, exchange)
             raise
-        except Exception as failure:  # noqa: BLE001 - a fault of ours, which must not end the server
-            self._service.log.failure(exchange, failure)
-            self._fail(job_id, JobError("internal_error", "internal error"), exchange)
+        except Exception as failure:  # noqa: BLE001 - also a fault of ours must not end the server
+            if not isinstance(failure, OmniError | APIError):
+                self._service.log.failure(exchange, failure)
+            error = as_api_error(failure)
+            self._fail(job_id, JobError(error.kind, error.message), exchange)
         finally:
             status = "completed" if exchange.error is None else "failed"
             fields = exchange.notes if exchange.error is None else {"error": exchange.error}
@@ -354,7 +344,7 @@ class VideoJobs:
                     exchange.deadline_s = min(exchange.deadline_s, began_s + self._service.limits.timeout_s)
                     self.store.progress(job_id, 100 * event.done // (event.total or event.done))
                 elif isinstance(event, RequestResult):
-                    video = get_video(event)
+                    video = get_output(VideoOutput, event)
                     await asyncio.to_thread(
                         self.store.finish,
                         job_id,
@@ -368,7 +358,3 @@ class VideoJobs:
         exchange.error = error.code
         self._service.metrics.video_failed(error.code)
         self.store.fail(job_id, error)
-
-
-def get_video(result: RequestResult) -> VideoOutput:
-    return next(output for output in result.outputs if isinstance(output, VideoOutput))

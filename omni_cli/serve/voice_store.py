@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from omni_cli.core.files import cannot_write, check_writable, remove_left_behind, write_whole
+from omni_cli.serve.errors import APIError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _NAME = re.compile(NAME_PATTERN)
@@ -26,14 +27,6 @@ class SavedVoice(msgspec.Struct, frozen=True):
     seconds: float
     ref_text: str | None = None
     suffix: str = ".wav"
-
-
-class VoiceExists(Exception):
-    """A voice has this name, or one that differs in upper case alone."""
-
-
-class TooManyVoices(Exception):
-    """The folder has as many voices as the server keeps."""
 
 
 class VoiceStore:
@@ -71,15 +64,16 @@ class VoiceStore:
         return self.folder / f"{voice.name}.voice{voice.suffix}"
 
     def add(self, voice: SavedVoice, recording: bytes) -> None:
-        """Raises `VoiceExists`, `TooManyVoices`, `ValueError` for a name with other characters, and `OSError`."""
+        """Raises `APIError` for a taken name or one voice too many, `ValueError` for an odd name, and `OSError`."""
         if not _NAME.fullmatch(voice.name) or not _SUFFIX.fullmatch(voice.suffix):
             raise ValueError(f"`{voice.name}{voice.suffix}` is not the name of a voice's file")
         with self._lock():
             names = {known.name.lower() for known in self.voices()}
             if voice.name.lower() in names:
-                raise VoiceExists
+                message = f"a voice `{voice.name}` exists: choose another name, or delete it first"
+                raise APIError(400, message, code="voice_exists", param="name")
             if len(names) >= self._max_voices:
-                raise TooManyVoices
+                raise APIError(400, "this server keeps no more voices: delete one first", code="too_many_voices")
             # A recording without its record is that of no voice.
             write_whole(self.path(voice), recording)
             write_whole(self.folder / f"{voice.name}{_RECORD}", msgspec.json.encode(voice))

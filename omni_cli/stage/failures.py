@@ -35,7 +35,7 @@ class Translation:
     """`message` is formatted with the groups of `pattern` and the stage's name; `settings` returns keys with values
     that fit, and `advice` is further help."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     message: str
     settings: Callable[[Values], Settings]
     advice: str | None = None
@@ -82,50 +82,46 @@ def _table() -> Iterable[Translation]:
     sizes = r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)"
     share = r"utilization \((?P<share>[\d.]+), (?P<wanted>[\d.]+) GiB\)"
     yield Translation(
-        re.compile(rf"Available memory on node \d+ {sizes} on startup is less than desired CPU memory {share}"),
+        rf"Available memory on node \d+ {sizes} on startup is less than desired CPU memory {share}",
         "vLLM would reserve {wanted} GiB, and {free} GiB of {total} GiB are free",
         _cache_or_smaller_share,
     )
     yield Translation(
-        re.compile(rf"Free memory on device \S+ {sizes} on startup is less than desired GPU memory {share}"),
+        rf"Free memory on device \S+ {sizes} on startup is less than desired GPU memory {share}",
         "vLLM would reserve {wanted} GiB of the device, and {free} GiB of {total} GiB are free",
         _smaller_share,
     )
     yield Translation(
-        re.compile(
-            rf"Available memory on node \d+ {sizes} on kv cache allocation is less than requested memory for kv "
-            r"\((?P<wanted>[\d.]+) GiB\)"
-        ),
+        rf"Available memory on node \d+ {sizes} on kv cache allocation is less than requested memory for kv "
+        r"\((?P<wanted>[\d.]+) GiB\)",
         "the KV cache would take {wanted} GiB, and {free} GiB of {total} GiB are free",
         lambda values: [("kv_cache_memory_bytes", _cache_bytes(float(values["free"])))],
     )
     yield Translation(
-        re.compile(r"No available memory for the cache blocks"),
+        r"No available memory for the cache blocks",
         "no memory is left for the KV cache",
         lambda values: [("kv_cache_memory_bytes", _GIB), ("gpu_memory_utilization", 0.95)],
     )
     yield Translation(
-        re.compile(
-            r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+).* total capacity of (?P<total>[\d.]+) GiB"
-            r".* (?P<allowed>[\d.]+) GiB allowed"
-        ),
+        r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+).* total capacity of (?P<total>[\d.]+) GiB"
+        r".* (?P<allowed>[\d.]+) GiB allowed",
         "out of memory in the stage's share of the device, {allowed} GiB: {size} more could not be allocated",
         _larger_share,
     )
     yield Translation(
-        re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)"),
+        r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ \w+)",
         "out of memory on the device: {size} more could not be allocated",
         _less_at_once,
     )
     # torch's host allocator.
     yield Translation(
-        re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+) bytes"),
+        r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+) bytes",
         "out of memory on the host: {size} bytes more could not be allocated",
         lambda values: [item for item in _less_at_once(values) if item[0] not in ("gpu_memory_utilization", "devices")],
     )
     # diffusers and accelerate suggest their own methods.
     yield Translation(
-        re.compile(r"enable_(model|sequential|group)_(cpu_)?offload"),
+        r"enable_(model|sequential|group)_(cpu_)?offload",
         "the pipeline does not fit on the device",
         lambda values: [("offload", "model"), *_less_at_once(values)],
     )
@@ -134,40 +130,36 @@ def _table() -> Iterable[Translation]:
 def _table_of_sizes() -> Iterable[Translation]:
     """Messages about lengths, batches and files while loading."""
     yield Translation(
-        re.compile(
-            r"at least one request with the model's max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache "
-            r"is needed, which is larger than the available KV cache memory \((?P<free>[\d.]+) GiB\)"
-            r"(\. Based on the available memory, the estimated maximum model length is (?P<length>\d+))?"
-        ),
+        r"at least one request with the model's max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache "
+        r"is needed, which is larger than the available KV cache memory \((?P<free>[\d.]+) GiB\)"
+        r"(\. Based on the available memory, the estimated maximum model length is (?P<length>\d+))?",
         "one request of {asked} tokens needs {needed} GiB of KV cache, which has {free} GiB",
         _shorter_or_more_cache,
     )
     yield Translation(
-        re.compile(r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests"),
+        r"CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests",
         "out of memory on the device while warming up {requests} requests",
         lambda values: [("max_num_seqs", max(1, int(values["requests"]) // 2)), ("gpu_memory_utilization", 0.8)],
     )
     yield Translation(
-        re.compile(r"max_num_batched_tokens \((?P<tokens>\d+)\) is smaller than max_model_len \((?P<length>\d+)\)"),
+        r"max_num_batched_tokens \((?P<tokens>\d+)\) is smaller than max_model_len \((?P<length>\d+)\)",
         "`max_num_batched_tokens` ({tokens}) is smaller than `max_model_len` ({length})",
         lambda values: [("max_num_batched_tokens", values["length"]), ("max_model_len", values["tokens"])],
     )
     yield Translation(
-        re.compile(
-            r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
-            r"\(\w+=(?P<derived>\d+)(\.0)? or model_max_length=(None|(?P<named>\d+))"
-        ),
+        r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
+        r"\(\w+=(?P<derived>\d+)(\.0)? or model_max_length=(None|(?P<named>\d+))",
         "`max_model_len` ({asked}) is more than the model's {derived} positions",
         _longest,
     )
     yield Translation(
-        re.compile(r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater .* max_num_seqs \((?P<seqs>\d+)\)"),
+        r"max_num_batched_tokens \((?P<tokens>\d+)\) must be greater .* max_num_seqs \((?P<seqs>\d+)\)",
         "`max_num_batched_tokens` ({tokens}) is smaller than `max_num_seqs` ({seqs})",
         lambda values: [("max_num_batched_tokens", values["seqs"]), ("max_num_seqs", values["tokens"])],
     )
     # Voxtral and other models of Mistral.
     yield Translation(
-        re.compile(r"This model requires `--tokenizer-mode mistral`"),
+        r"This model requires `--tokenizer-mode mistral`",
         "vLLM reads this model from Mistral's own files only (params.json, tekken.json), which omni does not use yet",
         lambda values: [],
         advice="choose another model",
@@ -177,38 +169,32 @@ def _table_of_sizes() -> Iterable[Translation]:
 def _table_of_requests() -> Iterable[Translation]:
     """Messages about one request."""
     yield Translation(
-        re.compile(
-            r"decoder prompt \(length \d+\).* longer than the maximum model length of (?P<limit>\d+)"
-            r"|This model's maximum context length is (?P<context>\d+) tokens"
-        ),
+        r"decoder prompt \(length \d+\).* longer than the maximum model length of (?P<limit>\d+)"
+        r"|This model's maximum context length is (?P<context>\d+) tokens",
         "the prompt is longer than stage `{stage}` takes: {limit}{context} tokens, at least one of them for the answer",
         lambda values: [("max_model_len", "N")],
         advice="shorten it",
     )
     yield Translation(
-        re.compile(
-            r"contains a\(n\) (?P<modality>\w+) item with (?P<tokens>\d+) embedding tokens, which exceeds the "
-            r"pre-allocated encoder cache size (?P<limit>\d+)"
-        ),
+        r"contains a\(n\) (?P<modality>\w+) item with (?P<tokens>\d+) embedding tokens, which exceeds the "
+        r"pre-allocated encoder cache size (?P<limit>\d+)",
         "this {modality} takes {tokens} tokens; stage `{stage}` has room for {limit}",
         lambda values: [("max_num_batched_tokens", values["tokens"])],
         advice="use a smaller one",
     )
     yield Translation(
-        re.compile(r"At most 0 (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?"),
+        r"At most 0 (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?",
         "stage `{stage}` takes no {modality}",
         _limit_if_ours,
     )
     yield Translation(
-        re.compile(
-            r"At most (?P<limit>\d+) (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?"
-        ),
+        r"At most (?P<limit>\d+) (?P<modality>\w+)\(s\) may be provided in one prompt\.(?P<ours> Set `--limit)?",
         "stage `{stage}` takes at most {limit} {modality} per request",
         _limit_if_ours,
     )
     # diffusers' context parallelism.
     yield Translation(
-        re.compile(r"Tensor size along dimension to be sharded must be divisible by mesh size"),
+        r"Tensor size along dimension to be sharded must be divisible by mesh size",
         "the number of tokens is not a multiple of the stage's degrees in `context_parallel`",
         lambda values: [("context_parallel.ulysses_anything", "true"), ("context_parallel.ring_anything", "true")],
         advice="use another size or prompt",
@@ -233,7 +219,7 @@ _REMOTE_CODE = re.compile(r"trust_remote_code=True|--trust-remote-code")
 def translate(message: str, stage: StageConfig) -> tuple[str, str | None]:
     """Return a library's message in our terms, and a hint if the table has one."""
     for translation in TRANSLATIONS:
-        found = translation.pattern.search(message)
+        found = re.search(translation.pattern, message)
         if found is not None:
             values = {name: value or "" for name, value in found.groupdict().items()}
             settings = [_setting(stage, key, value) for key, value in translation.settings(values)]

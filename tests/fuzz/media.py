@@ -20,7 +20,8 @@ from fuzz.profiles import scratch
 from omni_cli.core.errors import InputError
 from omni_cli.requests.files import load_tensor
 from omni_cli.requests.media.reading import load_audio, load_image, load_sound, load_video
-from omni_cli.requests.video_encoding import Sound, encode_video
+from omni_cli.requests.outputs import AudioOutput
+from omni_cli.requests.video_encoding import encode_video
 
 READERS: Mapping[str, Callable[[Path], object]] = {
     "image": lambda path: load_image(path, _no_warning),
@@ -78,7 +79,7 @@ def _samples() -> dict[str, list[bytes]]:
     tone = np.sin(np.arange(4000) * 0.1).astype(np.float32)
     videos = [
         encode_video(iter([list(frames)]), len(frames), Fraction(24), sound).content
-        for sound in (None, Sound(np.stack([tone, tone], axis=1), 16000))
+        for sound in (None, AudioOutput(np.stack([tone, tone], axis=1), 16000))
     ]
     arrays = (noise.random((3, 4), np.float32), np.arange(5), np.array(1.5))
     return {

@@ -23,9 +23,9 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError, OmniError
 from omni_cli.requests.contents import CallFile, changed_items, get_items
 from omni_cli.requests.encoding import resample
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, VideoOutput, VideoSound
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, VideoOutput
 from omni_cli.requests.pipeline_call import Medium, PipelineCall
-from omni_cli.requests.video_encoding import Sound, encode_video, prepare_encoding
+from omni_cli.requests.video_encoding import encode_video, prepare_encoding
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -240,11 +240,11 @@ class DiffusersStage:
         """Return the videos of a request as files."""
         rate = self.executor.sample_rate or 0
         return tuple(
-            self._video_file(frames, None if samples is None else Sound(samples, rate), waiting)
+            self._video_file(frames, None if samples is None else AudioOutput(samples, rate), waiting)
             for frames, samples in itertools.zip_longest(output.videos, output.sounds if output.videos else ())
         )
 
-    def _video_file(self, frames: Frames, sound: Sound | None, waiting: _Waiting) -> VideoOutput:
+    def _video_file(self, frames: Frames, sound: AudioOutput | None, waiting: _Waiting) -> VideoOutput:
         """Encode a video, from frames that come from the device piece by piece."""
         fps = waiting.request.fps
         assert isinstance(fps, Fraction)
@@ -258,16 +258,7 @@ class DiffusersStage:
                 yield piece
 
         encoded = encode_video(pieces(), len(frames), fps, sound)
-        return VideoOutput(
-            content=encoded.content,
-            preview=encoded.preview,
-            width=encoded.width,
-            height=encoded.height,
-            num_frames=len(frames),
-            fps=fps,
-            sound=None if sound is None else VideoSound(sound.sample_rate, len(sound.samples)),
-            frames=np.stack(kept) if kept else None,
-        )
+        return replace(encoded, frames=np.stack(kept) if kept else None)
 
     def close(self, *, process_ends: bool = False) -> None:
         if self.ranks is not None:

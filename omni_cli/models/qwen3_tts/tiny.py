@@ -179,15 +179,8 @@ def _speech_tokenizer(sizes: Qwen3TTSSizes) -> RandomModel:
         "latent_dim": sizes.latent_dim,
         "num_quantizers": sizes.num_code_groups,
     }
-    encoder = {
-        **sizes.encoder._asdict(),
-        "codebook_size": sizes.num_codes,
-        "vector_quantization_hidden_dimension": sizes.encoder.codebook_dim,
-        "num_key_value_heads": sizes.encoder.num_attention_heads,
-        # More than are used, as in the release.
-        "num_quantizers": sizes.num_code_groups + 2,
-        "upsample_groups": sizes.encoder.hidden_size,
-    }
+    # With more quantizers than are used, as in the release.
+    encoder = sizes.encoder.config(sizes.num_codes, sizes.num_code_groups + 2)
     config = {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",

@@ -41,12 +41,12 @@ MAX_FRAME_PIXELS = 8192 * 4320
 _MAX_CHUNKS = 10_000
 # Sizes from here on stand for an unknown one: writers that cannot seek back use 2**31 - 1, 2**32 - 1 or a little less,
 # SoX in AIFF 0x7F000000 and the bytes of a header.
-_UNKNOWN_BYTES = 0x7F00_0000
+UNKNOWN_BYTES = 0x7F00_0000
 # Behind the end of any file; a system may refuse to seek further.
 _FAR = 2**40
 # By the number in a frame's header, in kbit/s; the lower ones are those of MPEG-2. Neither end is a rate.
-_MP3_BIT_RATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
-_MP3_LOW_BIT_RATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
+MP3_BIT_RATES = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+MP3_LOW_BIT_RATES = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 _OGG_HEAD_BYTES = 27
 # A page of Ogg has at most 65,307 bytes.
 _MAX_OGG_PAGE = 2**16
@@ -141,7 +141,7 @@ class Track:
         codec = self.stream.codec_context
         if codec.name not in ("mp3", "mp3float") or len(self._last) < 4:
             return False
-        bit_rates = _MP3_BIT_RATES if self._last[1] & 8 else _MP3_LOW_BIT_RATES
+        bit_rates = MP3_BIT_RATES if self._last[1] & 8 else MP3_LOW_BIT_RATES
         number = self._last[2] >> 4
         return bool(len(self._last) < codec.frame_size * bit_rates[number] * 125 // codec.sample_rate)
 
@@ -262,7 +262,7 @@ class _Layout:
             if len(head) < head_bytes or num_bytes < 0:
                 return
             position += head_bytes
-            if head.startswith(self.wanted) and num_bytes < _UNKNOWN_BYTES:
+            if head.startswith(self.wanted) and num_bytes < UNKNOWN_BYTES:
                 yield position, num_bytes
             position = min(position + -(-num_bytes // self.alignment) * self.alignment, _FAR)
 

@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,6 +41,8 @@ from omni_cli.requests.media.worker import (
 )
 from omni_cli.requests.shared_samples import new_file, share_samples
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Warn = Callable[[str], None]
 FrameChoice = tuple[Sequence[int], Mapping[str, Any]]
 ChooseFrames = Callable[[int, float], FrameChoice]
@@ -97,8 +98,9 @@ class MediaReader:
         self,
         content: BinaryIO,
         name: str,
-        *,
+        /,
         choose: ChooseFrames | None = None,
+        *,
         max_pixels: int = MAX_VIDEO_PIXELS,
         **limits: Any,
     ) -> Video:
@@ -138,34 +140,23 @@ class MediaReader:
         return decoded
 
 
-def load_image(path: Path, warn: Warn) -> np.ndarray:
-    """Read an image file, as `MediaReader.image`."""
-    with open_input(path, "image file") as file:
-        return MediaReader(warn).image(file, f"image file `{path}`")
+def _loader(
+    read: Callable[Concatenate[MediaReader, BinaryIO, str, P], T], kind: str
+) -> Callable[Concatenate[Path, Warn, P], T]:
+    """Return a function that reads a file as a method of `MediaReader`, with its options."""
+
+    def load(path: Path, warn: Warn, /, *args: P.args, **options: P.kwargs) -> T:
+        with open_input(path, f"{kind} file") as file:
+            return read(MediaReader(warn), file, f"{kind} file `{path}`", *args, **options)
+
+    return load
 
 
-def load_audio(path: Path, warn: Warn, *, max_s: float = MAX_AUDIO_S, mono: bool = True) -> tuple[np.ndarray, int]:
-    """Read an audio file, as `MediaReader.audio`."""
-    with open_input(path, "audio file") as file:
-        return MediaReader(warn).audio(file, f"audio file `{path}`", max_s=max_s, mono=mono)
-
-
-def load_speech(path: Path, warn: Warn) -> tuple[np.ndarray, int]:
-    """Read an audio file, as `MediaReader.speech`."""
-    with open_input(path, "audio file") as file:
-        return MediaReader(warn).speech(file, f"audio file `{path}`")
-
-
-def load_video(path: Path, warn: Warn, choose: ChooseFrames | None = None) -> Video:
-    """Read a video file, as `MediaReader.video`."""
-    with open_input(path, "video file") as file:
-        return MediaReader(warn).video(file, f"video file `{path}`", choose=choose)
-
-
-def load_sound(path: Path, warn: Warn) -> tuple[np.ndarray, int] | None:
-    """Read the sound of a video file, as `MediaReader.sound`."""
-    with open_input(path, "video file") as file:
-        return MediaReader(warn).sound(file, f"video file `{path}`")
+load_image = _loader(MediaReader.image, "image")
+load_audio = _loader(MediaReader.audio, "audio")
+load_speech = _loader(MediaReader.speech, "audio")
+load_video = _loader(MediaReader.video, "video")
+load_sound = _loader(MediaReader.sound, "video")
 
 
 class Requester:
@@ -323,8 +314,7 @@ class _Worker:
 @contextmanager
 def in_memory(content: bytes) -> Iterator[BinaryIO]:
     """Yield `content` as a file with a descriptor, which another process can read."""
-    has_memory_files = hasattr(os, "memfd_create")
-    with os.fdopen(os.memfd_create("media"), "w+b") if has_memory_files else tempfile.TemporaryFile() as file:
+    with new_file() as file:
         file.write(content)
         file.flush()
-        yield cast(BinaryIO, file)
+        yield file

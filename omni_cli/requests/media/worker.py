@@ -101,10 +101,6 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
     """The process has started, with its imports; from now on it decodes."""
 
 
-class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
-    """A video without sound."""
-
-
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The medium cannot be used; as `omni_cli.core.errors.InputError`."""
 
@@ -112,7 +108,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     hint: str | None = None
 
 
-Reply = Begun | Decoded | Nothing | Refused
+Reply = Begun | Decoded | Refused | None
+"""None is a video without sound."""
 
 decode_job = msgspec.msgpack.Decoder(Job).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
@@ -210,7 +207,7 @@ def _decode(job: Job, descriptors: list[int], channel: socket.socket) -> tuple[R
         return Refused(f"cannot read the {job.name}: {reason[:200]}", "is the file damaged?"), None
 
 
-def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded | Nothing, np.ndarray | None]:
+def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Decoded | None, np.ndarray | None]:
     match job:
         case ImageJob():
             from omni_cli.requests.media.images import decode_alpha, decode_image
@@ -227,7 +224,7 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
             else:
                 audio = decode_audio(content, job.name, max_s=job.max_s, mono=job.mono, file=file)
             if audio is None:
-                return Nothing(), None
+                return None, None
             if audio.num_written:
                 shape = (audio.num_written,)
                 return Decoded(shape, "float32", audio.notes, audio.sample_rate, is_in_file=True), None

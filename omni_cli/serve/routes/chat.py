@@ -145,13 +145,13 @@ async def _stream(
                 yield reply.begin(index)
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     chunk = reply.text(event, index)
                     if options.continuous_usage_stats:
                         chunk["usage"] = token_usage(event.num_input_tokens, event.num_output_tokens)
                     yield chunk
                 case AudioChunk():
-                    service.note_audio(exchange)
+                    service.note_sent("ttfp_s", exchange)
                     for piece in reply.audio(event.samples, event.sample_rate):
                         yield piece
                 case RequestResult():
@@ -179,9 +179,7 @@ def token_routes(service: Service) -> APIRouter:
     @router.post(Route.DETOKENIZE, responses=errors(*RUNNING))
     async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizedText:
         """Return the text of tokens."""
-        service.check_model(body.model)
-        service.check_makes("text")
-        service.check_prompt_length(len(body.tokens))
+        service.check(body.model, "text", len(body.tokens))
         generate = GenerateRequest(
             new_id("detokenize"), text=TextOptions(prompt_token_ids=tuple(body.tokens), raw=True)
         )
@@ -197,9 +195,7 @@ async def _prompt_request(service: Service, body: TokenizeRequest) -> GenerateRe
     if body.prompt is None:
         request = await service.decode(functools.partial(_chat, service, body, name))
     else:
-        service.check_model(body.model)
-        service.check_makes("text")
-        service.check_prompt_length(len(body.prompt))
+        service.check(body.model, "text", len(body.prompt))
         request = GenerateRequest(name, body.prompt, text=TextOptions(raw=True))
     return dataclasses.replace(
         request, text=dataclasses.replace(request.text, add_special_tokens=body.add_special_tokens)

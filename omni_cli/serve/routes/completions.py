@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import TextOptions
-from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TokenLogprobs
-from omni_cli.serve.conversation import get_text, get_text_and_logprob, token_usage
+from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.serve.conversation import get_output, get_text_and_logprob, token_usage
 from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
@@ -88,7 +88,7 @@ async def _stream(
     async with aclosing(service.events_of_all(requests, exchange)) as events:
         async for index, event in events:
             if isinstance(event, TextDelta):
-                service.note_text(exchange)
+                service.note_sent("ttft_s", exchange)
                 yield reply.chunk(parts[index].more(event), event if options.continuous_usage_stats else None)
             elif isinstance(event, RequestResult):
                 results[index] = event
@@ -156,7 +156,7 @@ class CompletionParts:
 
     def end(self, result: RequestResult) -> CompletionChoice:
         """Return what `more` has not, with the finish reason."""
-        output = get_text(result)
+        output = get_output(TextOutput, result)
         # Those of the text; the stage has generated a stop string, too.
         logprobs = (result.stages[0].output_logprobs or ())[self._num_logprobs : len(output.token_ids)]
         choice = self._part(output.prompt, output.text[len(self._text) :], logprobs)

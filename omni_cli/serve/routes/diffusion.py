@@ -8,8 +8,9 @@ import io
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
+import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,15 +20,15 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media
 from omni_cli.requests.encoding import encode_image
 from omni_cli.requests.media.reading import FIRST_FRAME, MediaReader
-from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult
-from omni_cli.serve.conversation import stage_times
-from omni_cli.serve.errors import APIError, refuse, storage_failed
+from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult, VideoOutput
+from omni_cli.serve.conversation import get_output, stage_times
+from omni_cli.serve.errors import APIError, refuse, storing
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, content, errors, parsed_routes
 from omni_cli.serve.schemas.diffusion import DiffusionBody, ImageEditRequest, ImageFields, ImageRequest, VideoRequest
 from omni_cli.serve.service import Service, seeded_copies
-from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs, get_video
+from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs
 
 _MAX_PAGE = 100
 _CHUNK_BYTES = 2**20
@@ -100,15 +101,9 @@ def _decode_edit(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any
 
 
 def _check_images(service: Service, body: ImageFields) -> None:
-    _check(service, body, "image")
+    service.check(body.model, "image", body.num_prompt_chars)
     limit = service.limits.max_n
     refuse(("n", body.n is not None and body.n > limit, f"`n` may be at most {limit}"))
-
-
-def _check(service: Service, body: DiffusionBody, modality: Literal["image", "video"]) -> None:
-    service.check_model(body.model)
-    service.check_makes(modality)
-    service.check_prompt_length(body.num_prompt_chars)
 
 
 def _generate_request(
@@ -161,7 +156,7 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""
         generate = await _video_request(service, body, Exchange.from_scope(request.scope))
-        video = get_video(await service.result(generate, Exchange.from_scope(request.scope)))
+        video = get_output(VideoOutput, await service.result(generate, Exchange.from_scope(request.scope)))
         return Response(video.content, media_type="video/mp4")
 
     return router
@@ -195,10 +190,8 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
         """Remove a video; one that is still being made ends."""
         running = _jobs(service, jobs)
         _find(running, video_id)
-        try:
+        with storing("the video cannot be removed"):
             await running.remove(video_id)
-        except OSError as error:
-            raise storage_failed("the video cannot be removed", error) from error
         return {"id": video_id, "object": "video.deleted", "deleted": True}
 
     @router.get(
@@ -227,7 +220,7 @@ def kept_video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
 
 async def _video_request(service: Service, body: VideoRequest, exchange: Exchange) -> GenerateRequest:
     """Check a request and decode its image, before it may wait."""
-    _check(service, body, "video")
+    service.check(body.model, "video", body.num_prompt_chars)
     medium = "image" if "image" in service.capabilities.fields else "video"
     service.check_given(set() if body.input_reference is None else {medium}, {medium: "input_reference"})
     media = await service.decode(partial(_decode_reference, body, medium))
@@ -263,22 +256,10 @@ def _not_found(video_id: str) -> APIError:
 
 
 def _describe(jobs: VideoJobs, job: Job) -> VideoReply:
-    error = job.error
-    return {
-        "id": job.id,
-        "object": "video",
-        "model": job.model,
-        "prompt": job.prompt,
-        "status": job.status,
-        "progress": job.progress,
-        "seconds": job.seconds,
-        "size": job.size,
-        "created_at": job.created_at,
-        "completed_at": job.completed_at,
-        "expires_at": jobs.store.expires_at(job),
-        "error": None if error is None else {"code": error.code, "message": error.message},
-        "remixed_from_video_id": None,
-    }
+    """Return a job with the fields that its record does not have; the route leaves out those of the record alone."""
+    expires_at = jobs.store.expires_at(job)
+    more = {"object": "video", "expires_at": expires_at, "remixed_from_video_id": None}
+    return cast(VideoReply, msgspec.to_builtins(job) | more)
 
 
 def _send(file: BinaryIO, path: Path, media_type: str) -> StreamingResponse:

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.openai_api.replies import ResponseDocument
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ToolCallDelta
-from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TokenLogprobs
-from omni_cli.serve.conversation import count_tokens, get_text, token_logprobs
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.serve.conversation import count_tokens, get_output, token_logprobs
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
@@ -83,7 +83,7 @@ async def _events(
                     yield document
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     for document in reply.add(event):
                         yield document
                 case RequestResult():
@@ -121,7 +121,7 @@ class ResponseReply:
 
     def end(self, result: RequestResult) -> Iterator[Document]:
         """Close the last item, and yield the last events; the last one has the whole response."""
-        text = get_text(result)
+        text = get_output(TextOutput, result)
         status = "incomplete" if text.finish_reason == "length" else "completed"
         if not self._items:  # an answer of nothing is a message without words
             yield from self._open_item("message")

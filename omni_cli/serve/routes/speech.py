@@ -9,8 +9,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -22,8 +23,8 @@ from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, Transcript
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
 from omni_cli.requests.voices import check_voices, join_instructions, make_spoken_request
-from omni_cli.serve.conversation import count_tokens, split_audio
-from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storage_failed
+from omni_cli.serve.conversation import count_tokens, get_output, split_audio
+from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storing
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id, unix_now
 from omni_cli.serve.limits import MIB
 from omni_cli.serve.media import MediaDecoder
@@ -32,7 +33,7 @@ from omni_cli.serve.schemas.fields import voice_name
 from omni_cli.serve.schemas.speech import OPUS_RATES, SpeechRequest, VoiceUpload
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import begin, event_stream
-from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
+from omni_cli.serve.voice_store import SavedVoice, VoiceStore
 
 _SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm")
 
@@ -58,13 +59,14 @@ def speech_routes(service: Service) -> APIRouter:
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
         language = TranscriptionOptions(**body.request_fields("transcription"))
         settings = replace(settings, speech=replace(settings.speech, **options), transcription=language)
-        generate = make_spoken_request(settings, body.input, _system_prompt(service, body))
+        how = join_instructions(service.config, body.instructions) if body.instructions else None
+        generate = make_spoken_request(settings, body.input, how)
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":
             return await _stream(service, generate, exchange, body)
         result = await service.result(generate, exchange)
-        audio = _audio(result)
+        audio = get_output(AudioOutput, result)
         exchange.headers[FINISH_REASON] = audio.finish_reason
         _state_rate(exchange, body, audio)
         form = body.audio_format, body.sample_rate
@@ -82,9 +84,7 @@ _OPTIONAL = {
 
 
 def _check(service: Service, body: SpeechRequest) -> None:
-    service.check_model(body.model)
-    service.check_makes("audio")
-    service.check_prompt_length(len(body.input) + len(body.instructions or ""))
+    service.check(body.model, "audio", len(body.input) + len(body.instructions or ""))
     if body.audio_format == "opus" and body.sample_rate not in (None, *OPUS_RATES):
         message = f"`sample_rate`: Opus has no {body.sample_rate} Hz; it has {', '.join(map(str, OPUS_RATES))}"
         raise APIError(400, message, code="unsupported_value", param="sample_rate")
@@ -95,11 +95,6 @@ def _check(service: Service, body: SpeechRequest) -> None:
             raise APIError(400, f"`{name}` is not supported: {why}", code="unsupported_parameter", param=name)
 
 
-def _system_prompt(service: Service, body: SpeechRequest) -> str | None:
-    """Return the profile's prompt and the request's instructions; None without any."""
-    return join_instructions(service.config, body.instructions) if body.instructions else None
-
-
 async def _events(
     service: Service, request: GenerateRequest, exchange: Exchange, body: SpeechRequest
 ) -> AsyncGenerator[SpeechEvent, None]:
@@ -108,7 +103,7 @@ async def _events(
             if isinstance(piece, bytes):
                 yield {"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()}
                 continue
-            reason = _audio(piece).finish_reason
+            reason = get_output(AudioOutput, piece).finish_reason
             yield {"type": "speech.audio.done", "usage": count_tokens(piece), "finish_reason": reason}
 
 
@@ -125,7 +120,7 @@ async def _stream(
                     if isinstance(piece, bytes):
                         yield piece
                     else:
-                        exchange.trailers[FINISH_REASON] = _audio(piece).finish_reason
+                        exchange.trailers[FINISH_REASON] = get_output(AudioOutput, piece).finish_reason
         except (OmniError, APIError) as failure:
             raise StreamAborted(as_api_error(failure).kind) from failure
 
@@ -141,7 +136,7 @@ async def _pieces(
         async for event in events:
             match event:
                 case AudioChunk():
-                    service.note_audio(exchange)
+                    service.note_sent("ttfp_s", exchange)
                     encoder = encoder or AudioEncoder(event.sample_rate, body.audio_format, to_rate=body.sample_rate)
                     _state_rate(exchange, body, event)
                     for samples in split_audio(event.samples, event.sample_rate):
@@ -158,10 +153,6 @@ def _state_rate(exchange: Exchange, body: SpeechRequest, audio: AudioChunk | Aud
     if body.audio_format == "pcm" and body.stream_format != "sse":
         rate, channels = body.sample_rate or audio.sample_rate, 1 if audio.samples.ndim == 1 else audio.samples.shape[1]
         exchange.headers["Content-Type"] = f"{AUDIO_TYPES['pcm']};rate={rate};channels={channels}"
-
-
-def _audio(result: RequestResult) -> AudioOutput:
-    return next(output for output in result.outputs if isinstance(output, AudioOutput))
 
 
 async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]:
@@ -218,11 +209,8 @@ def _decode_saved(service: Service, saved: Sequence[SavedVoice], decoder: MediaD
     assert store is not None
     voices = []
     for voice in saved:
-        try:
-            with store.path(voice).open("rb") as file:
-                samples, rate = decoder.audio(file, "voice", max_s=_max_s(service))
-        except OSError as error:
-            raise storage_failed(f"the recording of the voice `{voice.name}` cannot be read", error) from error
+        with storing(f"the recording of the voice `{voice.name}` cannot be read"), store.path(voice).open("rb") as file:
+            samples, rate = decoder.audio(file, "voice", max_s=_max_s(service))
         voices.append(ReferenceVoice(samples, rate, voice.ref_text, f"recording of the voice `{voice.name}`"))
     return _check_voices(service, voices, decoder, "voice")
 
@@ -279,16 +267,15 @@ def voice_routes(service: Service) -> APIRouter:
         suffix = PurePosixPath(body.audio_sample.filename or "").suffix.lower()
         suffix = suffix if suffix in _SUFFIXES else ".audio"
         voice = SavedVoice(body.name, body.consent, unix_now(), round(seconds, 3), body.ref_text, suffix)
-        await asyncio.to_thread(_add, store, voice, content)
+        with storing("the voice cannot be saved"):
+            await asyncio.to_thread(store.add, voice, content)
         return _item(voice)
 
     @router.delete(Route.VOICE, responses=errors(400, 404, *WITH_KEY))
     async def delete_voice(name: str) -> Deleted:
         """Delete a saved voice; requests that speak with it end as they began."""
-        try:
+        with storing("the voice cannot be removed"):
             removed = await asyncio.to_thread(_store(service).remove, name)
-        except OSError as error:
-            raise storage_failed("the voice cannot be removed", error) from error
         if not removed:
             raise APIError(404, f"no saved voice `{name}`", code="voice_not_found", param="name")
         return {"id": name, "object": "audio.voice.deleted", "deleted": True}
@@ -318,25 +305,6 @@ def _checked_seconds(service: Service, body: VoiceUpload, decoder: MediaDecoder)
     return len(samples) / rate
 
 
-def _add(store: VoiceStore, voice: SavedVoice, content: bytes) -> None:
-    try:
-        store.add(voice, content)
-    except VoiceExists:
-        message = f"a voice `{voice.name}` exists: choose another name, or delete it first"
-        raise APIError(400, message, code="voice_exists", param="name") from None
-    except TooManyVoices:
-        raise APIError(400, "this server keeps no more voices: delete one first", code="too_many_voices") from None
-    except OSError as error:
-        raise storage_failed("the voice cannot be saved", error) from error
-
-
 def _item(voice: SavedVoice) -> SavedVoiceItem:
-    return {
-        "id": voice.name,
-        "object": "audio.voice",
-        "name": voice.name,
-        "created_at": voice.created_at,
-        "consent": voice.consent,
-        "ref_text": voice.ref_text,
-        "seconds": voice.seconds,
-    }
+    """Return a record with its id; the route leaves out the suffix."""
+    return cast(SavedVoiceItem, {"id": voice.name, "object": "audio.voice", **msgspec.to_builtins(voice)})

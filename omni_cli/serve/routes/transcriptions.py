@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptSegment, TranscriptUsage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
-from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta
-from omni_cli.serve.conversation import count_tokens, get_text
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput
+from omni_cli.serve.conversation import count_tokens, get_output
 from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
@@ -101,15 +101,15 @@ async def _events(
         async for event in events:
             match event:
                 case TextDelta():
-                    service.note_text(exchange)
+                    service.note_sent("ttft_s", exchange)
                     yield {"type": "transcript.text.delta", "delta": event.text}
                 case RequestResult():
                     counts = cast(TranscriptUsage, {"type": "tokens", **count_tokens(event)})
-                    yield {"type": "transcript.text.done", "text": get_text(event).text, "usage": counts}
+                    yield {"type": "transcript.text.done", "text": get_output(TextOutput, event).text, "usage": counts}
 
 
 def _reply(result: RequestResult, body: SoundRequest, task: SpeechTask) -> Response:
-    output = get_text(result)
+    output = get_output(TextOutput, result)
     transcript = output.transcript
     assert transcript is not None
     match body.response_format:

@@ -11,7 +11,8 @@ from PIL import Image
 from support.videos import psnr_db, read_video
 
 from omni_cli.core.errors import OmniError
-from omni_cli.requests.video_encoding import Sound, encode_video
+from omni_cli.requests.outputs import AudioOutput
+from omni_cli.requests.video_encoding import encode_video
 
 Y, X = np.mgrid[:48, :64]
 
@@ -58,7 +59,7 @@ def test_the_first_frame_keeps_40_db(frames: np.ndarray, pixel_format: str) -> N
 @pytest.mark.parametrize("channels", [1, 2])
 def test_sound_has_its_length_and_its_channels(rate: int, file_rate: int, channels: int) -> None:
     tones = np.sin(np.outer(np.arange(rate) / rate * 2 * np.pi, [440, 880][:channels])).astype(np.float32) / 2
-    sound = Sound(tones[:, 0] if channels == 1 else tones, rate)
+    sound = AudioOutput(tones[:, 0] if channels == 1 else tones, rate)
     read = read_video(encode_video([moving()], 9, Fraction(9), sound).content)
     assert (read.sample_rate, len(read.samples)) == (file_rate, channels)
     assert abs(read.sound_s - 1.0) < 1 / 9
@@ -70,7 +71,7 @@ def test_sound_has_its_length_and_its_channels(rate: int, file_rate: int, channe
 
 def test_sound_with_nan_is_refused() -> None:
     with pytest.raises(OmniError, match="NaN or infinite"):
-        encode_video([moving()], 9, Fraction(9), Sound(np.full(100, np.nan, np.float32), 24000))
+        encode_video([moving()], 9, Fraction(9), AudioOutput(np.full(100, np.nan, np.float32), 24000))
 
 
 def test_the_index_is_at_the_front_and_the_preview_shows_nine_frames() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from omni_cli.core.errors import OmniError, OutputError, UsageError
+from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import Limits
-from omni_cli.serve.video_jobs import JobError, StoreFull, VideoStore
+from omni_cli.serve.video_jobs import JobError, VideoStore
 
 LIMITS = Limits(max_videos=4, max_videos_bytes=100, max_videos_age_s=60)
 FAILURE = JobError("stage_failed", "it failed")
@@ -98,7 +99,7 @@ def test_the_oldest_that_have_ended_make_room(open_store: Callable[..., VideoSto
     fifth, sixth = add(store), add(store)
     assert [job.id for job in store.jobs] == [running, queued, fifth, sixth]
     assert names(store) == {f"{job_id}.json" for job_id in (running, queued, fifth, sixth)}
-    with pytest.raises(StoreFull):
+    with pytest.raises(APIError, match="all videos"):
         add(store)
 
 

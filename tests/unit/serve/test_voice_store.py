@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.core.errors import OutputError
-from omni_cli.serve.voice_store import SavedVoice, TooManyVoices, VoiceExists, VoiceStore
+from omni_cli.serve.errors import APIError
+from omni_cli.serve.voice_store import SavedVoice, VoiceStore
 
 ANNE = SavedVoice("anne", "she agrees", 1, 2.5, "hello", ".mp3")
 
@@ -35,11 +36,11 @@ def test_a_name_is_given_once_and_the_folder_has_room_for_some(tmp_path: Path) -
     store = opened(tmp_path, max_voices=2)
     store.add(ANNE, b"first")
     for name in ("anne", "Anne"):
-        with pytest.raises(VoiceExists):
+        with pytest.raises(APIError, match=f"`{name}` exists"):
             store.add(SavedVoice(name, "yes", 2, 1.0), b"second")
     assert store.path(ANNE).read_bytes() == b"first"
     store.add(SavedVoice("bob", "yes", 2, 1.0), b"")
-    with pytest.raises(TooManyVoices):
+    with pytest.raises(APIError, match="no more voices"):
         store.add(SavedVoice("carl", "yes", 2, 1.0), b"")
 
 
@@ -97,7 +98,7 @@ def test_a_full_disk_leaves_no_voice(tmp_path: Path) -> None:
 def _add(folder: Path, number: int) -> None:
     try:
         VoiceStore(folder, 9).add(SavedVoice("anne", str(number), number, 1.0), str(number).encode() * 100_000)
-    except VoiceExists:
+    except APIError:
         os._exit(3)
 
 

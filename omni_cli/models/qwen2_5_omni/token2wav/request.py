@@ -152,15 +152,11 @@ class Chunker:
         chunks = []
         while (end := self._next + self._size) + self._sizes.look_ahead <= len(self.codes):
             chunks.append(self._chunk(end, heard_to=end - self._sizes.held_back, continues_at=end))
-            self._size = self._next_size
+            grown = 5 * self._size // (2 * self._sizes.first) * self._sizes.first
+            self._size = min(max(grown, self._size), self._sizes.chunk)
         if is_last and self._next < len(self.codes):
             chunks.append(self._chunk(len(self.codes), heard_to=len(self.codes), continues_at=None))
         return chunks
-
-    @property
-    def _next_size(self) -> int:
-        grown = 5 * self._size // (2 * self._sizes.first) * self._sizes.first
-        return min(max(grown, self._size), self._sizes.chunk)
 
     def _chunk(self, end: int, *, heard_to: int, continues_at: int | None) -> Chunk:
         codes_start = max(0, self._next - self._sizes.context)

@@ -31,9 +31,9 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.diffusers_pipeline.reference import get_arrays
 from omni_cli.requests.contents import Media
-from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.requests.request_spec import RequestSpec, build_request
-from omni_cli.requests.video_encoding import Sound, encode_video
+from omni_cli.requests.video_encoding import encode_video
 from omni_cli.stage.messages import Progress, RequestDone
 
 STAGE = DiffusionStageConfig.create("image", num_inference_steps=3, height=32, width=32)
@@ -172,7 +172,7 @@ def _references(folder: Path) -> tuple[Path, ...]:
     frames = noise.integers(0, 255, (30, 32, 32, 3), np.uint8)
     image, video, voice = (folder / name for name in ("subject.png", "motion.mp4", "voice.wav"))
     PIL.Image.fromarray(frames[0]).save(image)
-    sound = Sound(np.stack([TONE, 0.5 * TONE], axis=1), 32000)
+    sound = AudioOutput(np.stack([TONE, 0.5 * TONE], axis=1), 32000)
     video.write_bytes(encode_video(iter([list(frames)]), 30, Fraction(24), sound).content)
     soundfile.write(voice, noise.random(32000, np.float32) * 0.1, 32000, subtype="FLOAT")
     return image, video, voice
