@@ -16,6 +16,7 @@ from omni_cli.measure.profiling.operators import (
     Operators,
     TraceFile,
     get_copies,
+    get_waits,
     operator_times,
     read_operators,
     read_trace,
@@ -133,6 +134,7 @@ def _stage_profile(
         copies=get_copies(traced, [one.execution_counters[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
+        waits=get_waits(traced),
         operators=operator_times(traced),
         memory=stage_memory(description, session.warm_up[name], session.memory[name], traced, snapshot),
         roofline=compute_roofline(

@@ -7,7 +7,7 @@ import re
 import shutil
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import msgspec
 import numpy as np
 
 from omni_cli.core.errors import OutputError
-from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals
+from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals, step_indices
 from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+# What the host waits in, and without a device what reads numbers, which waits if they are on one.
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
+_READS = ("aten::_local_scalar_dense", "aten::nonzero")
 _MEMORY = "[memory]"
 _COPY = "aten::copy_"
 _OUTSIDE = "(outside modules)"
@@ -159,7 +162,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A kernel or copy on a CUDA device, and the operator that launched it if known."""
+    """A kernel or copy on a CUDA device, or a call of its library, and the operator that launched it if known."""
 
     event: Event
     begin_ns: int
@@ -169,12 +172,16 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Operators:
-    """Operators, allocations and device work; `recording` holds the ranges they point into."""
+    """Operators, allocations and device work; `recording` holds the ranges they point into.
+
+    `waits` are (moment, operator) where the host waits for the device, or reads a number if the stage has none.
+    """
 
     recording: Recording
     calls: Sequence[Operator]
     allocations: Sequence[Allocation]
     device_work: Sequence[DeviceWork]
+    waits: Sequence[tuple[int, str]] = ()
 
     def outermost_intervals(self) -> list[Interval]:
         """Intervals during which the thread was inside an operator."""
@@ -218,7 +225,12 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
-    return Operators(recording, calls, placed, _device_work(trace, calls))
+    work = _launched(trace, calls, lambda event: event.cat in _DEVICE_CATEGORIES)
+    waits = [(call.begin_ns, call.outermost) for call in calls if call.event.name in _READS]
+    if work:
+        called = _launched(trace, calls, lambda event: event.name in _WAITS)
+        waits = [(item.begin_ns, item.operator.outermost if item.operator else item.event.name) for item in called]
+    return Operators(recording, calls, placed, work, waits)
 
 
 def _nest_events(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
@@ -271,13 +283,13 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
     )
 
 
-def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
+def _launched(trace: TraceFile, calls: Sequence[Operator], is_meant: Callable[[Event], bool]) -> list[DeviceWork]:
     by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
     by_id.pop(None, None)
     return [
         DeviceWork(event, trace.begin_ns(event), trace.end_ns(event), by_id.get(event.args.external_id))
         for event in trace.events
-        if event.cat in _DEVICE_CATEGORIES
+        if is_meant(event)
     ]
 
 
@@ -314,6 +326,13 @@ def get_copies(traced: Sequence[Operators], counters: Sequence[Mapping[str, floa
     )  # fmt: skip
 
 
+def get_waits(traced: Sequence[Operators]) -> dict[str, float]:
+    """Waits per step by operator, the most first."""
+    rows = _medians([_waits(operators) for operators in traced])
+    counts = sorted(((name, count) for (name,), (count, *_) in rows.items()), key=lambda row: -row[1])
+    return {name: count for name, count in counts if count}
+
+
 def kernel_name(name: str) -> str:
     """Shorten `void at::native::vectorized_kernel<4, ...>(int, ...)` to `at::native::vectorized_kernel`."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
@@ -337,6 +356,17 @@ def _copies(operators: Operators) -> _Rows:
     rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
     for place, operator, module, num_bytes, ns in _copy_calls(operators):
         _add(rows[place, operator, module_kind(module or "")], num_bytes, ns)
+    return rows
+
+
+def _waits(operators: Operators) -> _Rows:
+    recording = operators.recording
+    steps = [recording.ranges[index] for index in step_indices(recording)]
+    within = Innermost(steps).at(np.array([at_ns for at_ns, _ in operators.waits], np.int64)) >= 0
+    rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for (_, name), is_within in zip(operators.waits, within, strict=True):
+        if is_within:
+            rows[name,][0] += 1 / len(steps)
     return rows
 
 
