@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.measure.bench.iteration import Iteration, latency_metric, stage_latencies
-from omni_cli.measure.profiling.activity import compute_roofline, launch_gaps, measure_activity
+from omni_cli.measure.profiling.activity import compute_roofline, get_waits, launch_gaps, measure_activity
 from omni_cli.measure.profiling.chrome_trace import stage_seconds, waterfall
 from omni_cli.measure.profiling.hints import find_hints
 from omni_cli.measure.profiling.memory import added_by_step, stage_memory
@@ -16,7 +16,6 @@ from omni_cli.measure.profiling.operators import (
     Operators,
     TraceFile,
     get_copies,
-    get_waits,
     operator_times,
     read_operators,
     read_trace,

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from omni_cli.core.errors import OutputError
-from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals, step_indices
+from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals
 from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
@@ -225,10 +225,10 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
-    work = _launched(trace, calls, lambda event: event.cat in _DEVICE_CATEGORIES)
+    work = _find_launches(trace, calls, lambda event: event.cat in _DEVICE_CATEGORIES)
     waits = [(call.begin_ns, call.outermost) for call in calls if call.event.name in _READS]
     if work:
-        called = _launched(trace, calls, lambda event: event.name in _WAITS)
+        called = _find_launches(trace, calls, lambda event: event.name in _WAITS)
         waits = [(item.begin_ns, item.operator.outermost if item.operator else item.event.name) for item in called]
     return Operators(recording, calls, placed, work, waits)
 
@@ -283,7 +283,7 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
     )
 
 
-def _launched(trace: TraceFile, calls: Sequence[Operator], is_meant: Callable[[Event], bool]) -> list[DeviceWork]:
+def _find_launches(trace: TraceFile, calls: Sequence[Operator], is_meant: Callable[[Event], bool]) -> list[DeviceWork]:
     by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
     by_id.pop(None, None)
     return [
@@ -326,13 +326,6 @@ def get_copies(traced: Sequence[Operators], counters: Sequence[Mapping[str, floa
     )  # fmt: skip
 
 
-def get_waits(traced: Sequence[Operators]) -> dict[str, float]:
-    """Waits per step by operator, the most first."""
-    rows = _medians([_waits(operators) for operators in traced])
-    counts = sorted(((name, count) for (name,), (count, *_) in rows.items()), key=lambda row: -row[1])
-    return {name: count for name, count in counts if count}
-
-
 def kernel_name(name: str) -> str:
     """Shorten `void at::native::vectorized_kernel<4, ...>(int, ...)` to `at::native::vectorized_kernel`."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
@@ -356,17 +349,6 @@ def _copies(operators: Operators) -> _Rows:
     rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
     for place, operator, module, num_bytes, ns in _copy_calls(operators):
         _add(rows[place, operator, module_kind(module or "")], num_bytes, ns)
-    return rows
-
-
-def _waits(operators: Operators) -> _Rows:
-    recording = operators.recording
-    steps = [recording.ranges[index] for index in step_indices(recording)]
-    within = Innermost(steps).at(np.array([at_ns for at_ns, _ in operators.waits], np.int64)) >= 0
-    rows: _Rows = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for (_, name), is_within in zip(operators.waits, within, strict=True):
-        if is_within:
-            rows[name,][0] += 1 / len(steps)
     return rows
 
 

@@ -23,7 +23,8 @@ from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.engine.recording.target import get_residents
 from omni_cli.engine.recording.tracer import ModuleMarks, Tracer, WorkCounter, measure_rates
-from omni_cli.measure.profiling.operators import get_waits, read_operators, read_trace
+from omni_cli.measure.profiling.activity import get_waits
+from omni_cli.measure.profiling.operators import read_operators, read_trace
 
 MIB = 2**20
 

@@ -14,13 +14,12 @@ from omni_cli.backends.execution.ranges import listen, mark
 from omni_cli.core.errors import OutputError
 from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.measure.bench.iteration import Iteration
-from omni_cli.measure.profiling.activity import launch_gaps, measure_activity
+from omni_cli.measure.profiling.activity import get_waits, launch_gaps, measure_activity
 from omni_cli.measure.profiling.chrome_trace import merged_trace
 from omni_cli.measure.profiling.memory import added_by_step, stage_memory
 from omni_cli.measure.profiling.operators import (
     TraceFile,
     get_copies,
-    get_waits,
     kernel_name,
     operator_times,
     read_operators,
