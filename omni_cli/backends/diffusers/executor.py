@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 from omni_cli.backends.diffusers.arguments import foreign_arguments, resolve_request, stage_for
 from omni_cli.backends.diffusers.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.backends.diffusers.execution import (
-    check_device,
     check_supported,
     choose_device,
     choose_mode,
-    precision_in,
     prepare_execution,
     warm_up,
 )
 from omni_cli.backends.diffusers.loading import load_pipeline
-from omni_cli.backends.diffusers.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
+from omni_cli.backends.diffusers.memory import (
+    PipelineMemory,
+    check_accelerator,
+    empty_cache,
+    memory_errors,
+    models,
+    synchronize,
+)
 from omni_cli.backends.diffusers.outputs import get_sample_rate, makes_sound
 from omni_cli.backends.diffusers.parallel import Rank, check_attention, get_sharing, start_sharing, stop_sharing
 from omni_cli.backends.diffusers.pipeline_run import PipelineRunner
@@ -91,7 +96,6 @@ class DiffusersPipelineExecutor:
         self.unused_parts = unused_parts
         self._rank = rank or Rank()
         self.device = device or choose_device(config, self._rank.number)
-        check_device(config, self.device)
         check_accelerator(config, self.device)
         check_package(config)
         check_attention(config)
@@ -125,6 +129,7 @@ class DiffusersPipelineExecutor:
 
     def _load_parts(self) -> None:
         from omni_cli.backends.diffusers.description import described_pipeline
+        from omni_cli.backends.execution.precision import get_precision
 
         if self._make_pipeline is None:
             code, unused = self.trust_remote_code, self.unused_parts
@@ -134,7 +139,7 @@ class DiffusersPipelineExecutor:
         self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)
-        self._precision = precision_in(pipeline)
+        self._precision = get_precision([part for _, part in models(pipeline)])
         # Before hooks and caches, which find their modules by their classes.
         adapters = PipelineAdapters(pipeline, self.config)
         self.denoiser = prepare_execution(pipeline, self.config, self.device)
@@ -276,17 +281,10 @@ class DiffusersPipelineExecutor:
     def _recover(self) -> None:
         if self._memory is not None:
             self._memory.recover()
-        self._check_device()
-
-    def _check_device(self) -> None:
-        """Check a CUDA device after an error: an illegal memory access leaves it unusable, other errors do not."""
-        if not self.device.startswith("cuda"):
-            return
-        import torch
-
+        # An illegal memory access leaves a CUDA device unusable, other errors do not.
         try:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+            synchronize(self.device)
+            empty_cache(self.device)
         except RuntimeError as error:
             self._fail(f"the device is unusable: {error}")
 

@@ -165,7 +165,7 @@ def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
     """
     return [
         name
-        for name, model in _models(pipeline)
+        for name, model in models(pipeline)
         if hasattr(model, "decode")
         and hasattr(model, "_supports_group_offloading")
         and not (
@@ -175,7 +175,8 @@ def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
     ]
 
 
-def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
+def models(pipeline: Any) -> Iterator[tuple[str, Any]]:
+    """Return a pipeline's models with their names."""
     import torch
 
     return ((name, part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module))
@@ -186,11 +187,11 @@ def _get_offload(pipeline: Any) -> dict[str, object]:
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
-    models = dict(_models(pipeline))
-    excluded = [name for name, model in models.items() if not _is_group_offload_enabled(model)]
-    if len(excluded) < len(models):
+    found = dict(models(pipeline))
+    excluded = [name for name, model in found.items() if not _is_group_offload_enabled(model)]
+    if len(excluded) < len(found):
         return {"offload": "group", "exclude_modules": sorted(excluded)}
-    for model in models.values():
+    for model in found.values():
         hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
         if any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks):
             return {"offload": "sequential"}
