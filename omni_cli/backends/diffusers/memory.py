@@ -20,8 +20,12 @@ _VAE_SWITCHES = {"enable_vae_tiling": "tiling", "enable_vae_slicing": "slicing"}
 
 
 def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
-    """Raise `StageError` or `UsageError` for an offload or a quantization that this machine cannot follow."""
+    """Raise `StageError` or `UsageError` for graphs, offload or quantization that this machine cannot follow."""
     check_quantization(config, device)
+    if config.execution in ("cudagraph", "compile_cudagraph"):
+        from omni_cli.backends.execution.modes import require_cuda
+
+        require_cuda(stage=config.name, device=device, execution=config.execution)
     if config.offload != "none" and device == "cpu":
         raise StageError(
             f"stage `{config.name}`: `offload: {config.offload}` moves weights between a GPU and the host, and the "
