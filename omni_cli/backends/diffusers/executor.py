@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -122,10 +121,8 @@ class DiffusersPipelineExecutor:
         self._load_model()
 
     def _load_model(self) -> None:
-        start = time.perf_counter()
         with mark("load weights"), memory_errors(self.config, self.model, self.device):
             self._load_parts()
-        self.load_s = time.perf_counter() - start
 
     def _load_parts(self) -> None:
         from omni_cli.backends.diffusers.description import described_pipeline

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from omni_cli.backends.execution.host_buffers import HostBufferPool
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.core.errors import OmniError
 
 if TYPE_CHECKING:
@@ -296,14 +297,10 @@ def _timing_event() -> torch.cuda.Event:
 
 def _copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Copy to the host; return the copy and the seconds that the device spent on it."""
-    if tensor.device.type != "cuda":
-        began_s = time.perf_counter()
-        return tensor.to("cpu", copy=True), time.perf_counter() - began_s
-    began = _timing_event()
+    clock = clock_for(tensor.device.type)
+    began = clock.mark()
     host = tensor.to("cpu", copy=True)
-    ended = _timing_event()
-    ended.synchronize()
-    return host, began.elapsed_time(ended) / 1e3
+    return host, clock.seconds(began, clock.mark())
 
 
 class _Arrived:

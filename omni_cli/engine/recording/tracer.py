@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.stage.recording import MODULE_PREFIX, MachineRates, WorkPart, module_kind
 
 
@@ -197,13 +197,7 @@ def _lasting_s(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _time_run(run: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        began_s = time.perf_counter()
-        run()
-        return time.perf_counter() - began_s
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
+    clock = clock_for(device.type)
+    began = clock.mark()
     run()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1e3
+    return clock.seconds(began, clock.mark())
