@@ -21,8 +21,6 @@ from omni_cli.backends.vllm.runner_mixins import OmniRunnerMixin
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINTS = ("sample", "forward", "diffuse")
-
 
 @dataclass(frozen=True)
 class DiffusionInput:
@@ -31,16 +29,6 @@ class DiffusionInput:
     request_id: str
     token_ids: torch.Tensor
     information: Mapping[str, Any]
-
-
-def diffusion_entry(model: nn.Module) -> Callable[..., object]:
-    """Return the first of `ENTRY_POINTS` that `model` has: a method that takes a list of `DiffusionInput`."""
-    for name in ENTRY_POINTS:
-        method = getattr(type(model), name, None)
-        if method is not None and method is not nn.Module.forward:
-            entry: Callable[..., object] = getattr(model, name)
-            return entry
-    raise TypeError(f"{type(model).__name__} has none of {', '.join(ENTRY_POINTS)}; a diffusion model needs one")
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,10 @@ def start_together(tensors: Mapping[str, torch.Tensor], copy: OutputCopy) -> Cal
 
 
 class DiffusionModel(nn.Module, IsAttentionFree):
-    """A model without logits and KV cache; subclasses define `sample`, see `diffusion_entry`."""
+    """A model without logits and KV cache; subclasses define `sample`.
+
+    It takes a list of `DiffusionInput`, and returns what `one_tensor_per_request` accepts.
+    """
 
     is_pooling_model = True
 
@@ -147,7 +138,7 @@ class DiffusionRunnerMixin(OmniRunnerMixin):
     def load_model(self, *args: object, **kwargs: object) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
-        self._diffuse = diffusion_entry(model)
+        self._diffuse: Callable[..., object] = model.sample
         self._drop: Callable[[str], None] | None = getattr(model, "drop", None)
 
     def _forget_request(self, request_id: str) -> None:

@@ -115,12 +115,6 @@ class OmniWorkerMixin(VllmWorker):
         with replace_attributes(self.runner_home, **{base: self.runner_cls}):
             super().init_device(*args, **kwargs)
         forget_cpu_channels()
-        built = type(self.model_runner)
-        if built is not self.runner_cls:
-            raise RuntimeError(
-                f"vLLM built {built.__module__}.{built.__qualname__} and not our {self.runner_cls.__name__}: "
-                "omni needs the V1 model runner (VLLM_USE_V2_MODEL_RUNNER=0 before the configuration is built)"
-            )
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         with mark("load weights"):

@@ -1,54 +1,14 @@
-"""The diffusion runner's choice of a model's method, and its split into one tensor per request."""
+"""The diffusion runner's split of a model's result into one tensor per request."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from support.late_device import LateDevice
-from torch import nn
 
 from omni_cli.backends.execution.copies import AsyncCopy, SyncCopy
-from omni_cli.backends.vllm.diffusion_runner import diffusion_entry, one_tensor_per_request, start_together
+from omni_cli.backends.vllm.diffusion_runner import one_tensor_per_request, start_together
 from omni_cli.backends.vllm.outputs import NoOutput
-
-
-class Samples(nn.Module):
-    def sample(self, inputs):
-        return "sample"
-
-    def forward(self, inputs):
-        return "forward"
-
-    def diffuse(self, inputs):
-        return "diffuse"
-
-
-class Forwards(nn.Module):
-    def forward(self, inputs):
-        return "forward"
-
-    def diffuse(self, inputs):
-        return "diffuse"
-
-
-class Diffuses(nn.Module):
-    def diffuse(self, inputs):
-        return "diffuse"
-
-
-class Nothing(nn.Module):
-    pass
-
-
-@pytest.mark.parametrize(("model", "name"), [(Samples, "sample"), (Forwards, "forward"), (Diffuses, "diffuse")])
-def test_first_method_in_the_documented_order(model, name):
-    assert diffusion_entry(model())([]) == name
-
-
-def test_a_model_without_any_is_refused():
-    with pytest.raises(TypeError, match="Nothing has none of sample, forward, diffuse"):
-        diffusion_entry(Nothing())
-
 
 IDS = ["a", "b"]
 ROWS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
