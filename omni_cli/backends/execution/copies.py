@@ -131,7 +131,10 @@ class SyncCopy:
         if tensor.device.type == "cpu" and not reused:
             return _Arrived(tensor)
         began_s = time.perf_counter()
-        host, seconds = _copy_to_host(tensor)
+        clock = clock_for(tensor.device.type)
+        began = clock.mark()
+        host = tensor.to("cpu", copy=True)
+        seconds = clock.seconds(began, clock.mark())
         counters = self.counters
         counters.copies += 1
         counters.copied_bytes += host.nbytes
@@ -293,14 +296,6 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return event
-
-
-def _copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Copy to the host; return the copy and the seconds that the device spent on it."""
-    clock = clock_for(tensor.device.type)
-    began = clock.mark()
-    host = tensor.to("cpu", copy=True)
-    return host, clock.seconds(began, clock.mark())
 
 
 class _Arrived:

@@ -190,14 +190,9 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> MachineRates:
 def _lasting_s(run: Callable[[], object], device: torch.device) -> float:
     """Return the least time of a run, on a GPU the median of the second half, which its power limits."""
     run()
-    times: list[float] = []
+    times, clock = list[float](), clock_for(device.type)
     while len(times) < _MIN_RUNS or sum(times) < _SECONDS[device.type]:
-        times.append(_time_run(run, device))
+        began = clock.mark()
+        run()
+        times.append(clock.seconds(began, clock.mark()))
     return min(times) if device.type == "cpu" else statistics.median(times[len(times) // 2 :])
-
-
-def _time_run(run: Callable[[], object], device: torch.device) -> float:
-    clock = clock_for(device.type)
-    began = clock.mark()
-    run()
-    return clock.seconds(began, clock.mark())

@@ -7,7 +7,7 @@ import re
 import shutil
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,10 +225,11 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
-    work = _find_launches(trace, calls, lambda event: event.cat in _DEVICE_CATEGORIES)
+    launched = _find_launches(trace, calls)
+    work = [item for item in launched if item.event.cat in _DEVICE_CATEGORIES]
     waits = [(call.begin_ns, call.outermost) for call in calls if call.event.name in _READS]
     if work:
-        called = _find_launches(trace, calls, lambda event: event.name in _WAITS)
+        called = [item for item in launched if item.event.name in _WAITS]
         waits = [(item.begin_ns, item.operator.outermost if item.operator else item.event.name) for item in called]
     return Operators(recording, calls, placed, work, waits)
 
@@ -283,13 +284,13 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
     )
 
 
-def _find_launches(trace: TraceFile, calls: Sequence[Operator], is_meant: Callable[[Event], bool]) -> list[DeviceWork]:
+def _find_launches(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
     by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
     by_id.pop(None, None)
     return [
         DeviceWork(event, trace.begin_ns(event), trace.end_ns(event), by_id.get(event.args.external_id))
         for event in trace.events
-        if is_meant(event)
+        if event.cat in _DEVICE_CATEGORIES or event.name in _WAITS
     ]
 
 
