@@ -60,7 +60,7 @@ def mark(name: str, number: int | None = None) -> AbstractContextManager[None]:
     if _listener is None:  # in every step of a stage
         return _NO_RANGE
     listener = _own_listener()
-    return _NO_RANGE if listener is None else _recorded(listener, name if number is None else f"{name} {number}")
+    return _NO_RANGE if listener is None else _record_range(listener, name if number is None else f"{name} {number}")
 
 
 def request_began(request_id: str) -> None:
@@ -74,7 +74,7 @@ def request_ended(request_id: str) -> None:
 
 
 @contextmanager
-def _recorded(listener: Listener, name: str) -> Iterator[None]:
+def _record_range(listener: Listener, name: str) -> Iterator[None]:
     listener.begin(name)
     try:
         yield
