@@ -146,7 +146,8 @@ def _verdict(profile: Profile) -> Verdict:
 
 def _start(stage: StageProfile) -> Iterator[str]:
     phases = itertools.takewhile(lambda phase: phase.name != "first request", stage.memory.phases)
-    parts = ", ".join(f"{one_line(phase.name)} {seconds(phase.duration_s)}" for phase in phases)
+    named = (phase for phase in phases if phase.name != "between steps")
+    parts = ", ".join(f"{one_line(phase.name)} {seconds(phase.duration_s)}" for phase in named)
     yield f"loaded in {seconds(stage.load_s)}" + (f": {parts}" if parts else "")
 
 
