@@ -1,21 +1,32 @@
-"""Check that a profile's stages can load a checkpoint, reading only its small files."""
+"""Check that a profile's stages can load a checkpoint, reading only its small files, and read its weights ahead."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from pathlib import Path
 
 from omni_cli.checkpoints.adapters import check_adapters
 from omni_cli.checkpoints.architectures import check_known
-from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
+from omni_cli.checkpoints.files import (
+    describes_encoder,
+    read_family,
+    read_model_kind,
+    read_object,
+    weight_files,
+    weight_shapes,
+)
 from omni_cli.checkpoints.hub import download
 from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.config.families import BUILTIN_PREFIX, Family, families
 from omni_cli.config.schema import EngineConfig, StageConfig
 from omni_cli.core.errors import CheckpointError
+from omni_cli.core.machine import read_memory
 from omni_cli.engine.devices import check_devices
 
 _INCOMPLETE = "the folder is incomplete: download or copy it again"
+_READ_AHEAD_BYTES = 2**20  # the system reads only the beginning of what is larger
 _HINT = "choose the profile of this checkpoint (`--profile`), or another checkpoint (`--model`)"
 
 
@@ -63,6 +74,18 @@ def check_fit(config: EngineConfig, folder: Path) -> None:
                     f"`{folder / component}` has no weights called `{prefix}*`, which stage `{stage.name}` needs",
                     hint=_INCOMPLETE,
                 )
+
+
+def read_ahead(folder: Path) -> None:
+    """Have the system read the weights into its cache, unless they take more than half of the memory that is free."""
+    with contextlib.suppress(OSError, CheckpointError):  # a stage will say what is wrong with a file
+        parts = {file.parent for file in folder.rglob("*.safetensors")}
+        files = [file for part in parts for file in weight_files(part)]
+        fits = 2 * sum(file.stat().st_size for file in files) <= read_memory().available_bytes
+        for file in files if fits and hasattr(os, "posix_fadvise") else ():
+            with file.open("rb") as opened:
+                for start in range(0, file.stat().st_size, _READ_AHEAD_BYTES):
+                    os.posix_fadvise(opened.fileno(), start, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _misfit(stage: StageConfig, family: Family, folder: Path) -> CheckpointError:

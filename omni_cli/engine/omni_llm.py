@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from multiprocessing.context import ForkServerContext
@@ -20,7 +21,7 @@ from omni_cli.checkpoints.files import read_family, read_model_kind
 from omni_cli.config.roles import for_family
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import OmniError, StageError
-from omni_cli.engine.checkpoint_fit import check_fit, check_start
+from omni_cli.engine.checkpoint_fit import check_fit, check_start, read_ahead
 from omni_cli.engine.describing import provide_in_child
 from omni_cli.engine.devices import check_sleep, load_groups
 from omni_cli.engine.memory_plan import plan_start
@@ -130,7 +131,9 @@ class OmniLLM:
     async def _start(self) -> None:
         folder = await asyncio.to_thread(check_start, self.config)
         context = self._fork_server.start()
-        await asyncio.to_thread(self._mps.start)  # during the imports
+        await asyncio.to_thread(self._mps.start)  # during the imports, as what follows
+        if folder is not None:
+            threading.Thread(target=read_ahead, args=(folder,), name="omni-read-ahead", daemon=True).start()
         if folder is None:
             folder = await provide_in_child(self.config.model, self._fork_server)
             check_fit(self.config, folder)

@@ -60,7 +60,7 @@ class QuietRay:
         if not self._verbose:
             logging.getLogger("ray").setLevel(logging.CRITICAL)
             # Set up repeatedly, so it gets a filter.
-            logging.getLogger("ray.serve").addFilter(_nothing)
+            logging.getLogger("ray.serve").addFilter(lambda record: False)
 
     def end(self) -> None:
         """Idempotent."""
@@ -71,10 +71,6 @@ class QuietRay:
         os.dup2(self._kept, _STDERR)
         os.close(self._kept)
         self._kept = None
-
-
-def _nothing(_record: logging.LogRecord) -> bool:
-    return False
 
 
 def _is_descriptor(stream: object) -> bool:

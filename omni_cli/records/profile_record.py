@@ -222,6 +222,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """`waits` are per step and by operator: how often the host waits for its device, or reads numbers on a CPU."""
+
     name: str
     kind: Literal["ar", "diffusion"]
     backend: str
@@ -235,6 +237,7 @@ class StageProfile(msgspec.Struct, frozen=True, kw_only=True):
     copies: Copies = Copies()
     ranges: tuple[RangeTime, ...] = ()
     steps: tuple[Step, ...] = ()
+    waits: dict[str, float] = {}
     operators: tuple[OperatorTime, ...] = ()
     memory: StageMemory
     roofline: Roofline | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -101,9 +102,9 @@ def _heading(profile: Profile, device: str) -> str:
 def _stage_section(stage: StageProfile) -> Section:
     """Return all of one stage."""
     parts = [
-        Lines(tuple(_activity(stage))),
+        Lines((*_start(stage), *_activity(stage))),
         _ranges(stage),
-        Lines(tuple(_steps(stage.steps))),
+        Lines((*_steps(stage.steps), *_waits(stage))),
         steps_figure(stage),
         _operators(stage),
         Lines(tuple(_output_copies(stage))),
@@ -143,6 +144,13 @@ def _verdict(profile: Profile) -> Verdict:
     return Verdict(f"{quantity(E2E, unprofiled_s)} per iteration", "plain", tuple(sentences))
 
 
+def _start(stage: StageProfile) -> Iterator[str]:
+    phases = itertools.takewhile(lambda phase: phase.name != "first request", stage.memory.phases)
+    named = (phase for phase in phases if phase.name != "between steps")
+    parts = ", ".join(f"{one_line(phase.name)} {seconds(phase.duration_s)}" for phase in named)
+    yield f"loaded in {seconds(stage.load_s)}" + (f": {parts}" if parts else "")
+
+
 def _activity(stage: StageProfile) -> Iterator[str]:
     activity = stage.activity
     what = f"{activity.num_threads} threads" if activity.device == "cpu" else activity.device
@@ -172,6 +180,13 @@ def _steps(steps: Sequence[Step]) -> Iterator[str]:
                 f"  outlier: {step.name} {step.number} takes {milliseconds(step.median_s)}, its neighbours "
                 f"{milliseconds(step.usual_s)}"
             )
+
+
+def _waits(stage: StageProfile) -> Iterator[str]:
+    if stage.waits and stage.steps:
+        what = "reads of numbers (of those on a GPU, each would wait for it)" if stage.device == "cpu" else "waits"
+        parts = ", ".join(f"{one_line(name)} {times:.3g}" for name, times in stage.waits.items())
+        yield f"{what} per {stage.steps[0].name}: {sum(stage.waits.values()):.3g} ({parts})"
 
 
 def _output_copies(stage: StageProfile) -> Iterator[str]:

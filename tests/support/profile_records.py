@@ -82,14 +82,17 @@ def _stage(name: str, kind: Literal["ar", "diffusion"], latency_s: float) -> Sta
                  samples_s=(0.009, 0.01, 0.012), usual_s=0.01, outlier=n == PEAK_STEP)
             for n in range(1, 9)
         ),
+        waits={"aten::item": 4.0, "aten::to": 2.7},
         operators=(OperatorTime(module="blocks.*.attn", operator="aten::mm", calls=48, seconds=0.03, fraction=0.3),),
         memory=StageMemory(
             measure="host_rss", peak_bytes=700 << 20, peak_phase="vae decode",
             timeline=tuple(
                 MemorySample(at_s=0.1 * n, host_rss_bytes=(700 if n == 30 else 400 + n) << 20) for n in range(40)
             ),
-            phases=(PhaseMemory(name="vae decode", start_s=2.9, duration_s=0.2, peak_host_rss_bytes=700 << 20,
-                                added_bytes=200 << 20),),
+            phases=(PhaseMemory(name="load weights", start_s=0.0, duration_s=1.5, peak_host_rss_bytes=400 << 20),
+                    PhaseMemory(name="first request", start_s=2.0, duration_s=0.5, peak_host_rss_bytes=420 << 20),
+                    PhaseMemory(name="vae decode", start_s=2.9, duration_s=0.2, peak_host_rss_bytes=700 << 20,
+                                added_bytes=200 << 20)),
             largest=(LargeTensor(where="lm_head.weight", size_bytes=40 << 20, kind="weight", shape=(1000, 64),
                                  dtype="float32"),),
             budgets=(Budget(what="KV cache", budget_bytes=256 << 20, used_bytes=64 << 20, used_fraction=0.25),),

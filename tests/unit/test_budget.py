@@ -9,13 +9,13 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_650,
+    "backends": 9_550,
     "checkpoints": 3_200,
     "cli": 7_150,
     "config": 2_950,
     "core": 1_350,
     "engine": 4_250,
-    "measure": 11_350,
+    "measure": 11_400,
     "models": 12_450,
     "openai_api": 1_600,
     "records": 2_850,

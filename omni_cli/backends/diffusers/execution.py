@@ -106,14 +106,6 @@ def check_supported(config: DiffusionStageConfig) -> None:
         )
 
 
-def check_device(config: DiffusionStageConfig, device: str) -> None:
-    """Raise `StageError` if the stage's execution mode needs another device than `device`."""
-    if config.execution in ("cudagraph", "compile_cudagraph"):
-        from omni_cli.backends.execution.modes import require_cuda
-
-        require_cuda(stage=config.name, device=device, execution=config.execution)
-
-
 def widest_execution(config: DiffusionStageConfig, device: str) -> Execution:
     """Return the mode, of those that the stage's other keys allow, that contains the others."""
     within_blocks = config.cache.method not in CACHES_BETWEEN_BLOCKS
@@ -122,15 +114,6 @@ def widest_execution(config: DiffusionStageConfig, device: str) -> Execution:
     if config.lora or config.cache.method != "none" or config.offload != "none":
         return "compile"
     return "compile_cudagraph"
-
-
-def precision_in(pipeline: Any) -> str:
-    """Read back the arithmetic of all layers of the pipeline's models."""
-    from torch import nn
-
-    from omni_cli.backends.execution.precision import get_precision
-
-    return get_precision([part for part in pipeline.components.values() if isinstance(part, nn.Module)])
 
 
 def prepare_execution(pipeline: object, config: DiffusionStageConfig, device: str) -> ExecutionMode | None:

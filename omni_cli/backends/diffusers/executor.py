@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.backends.diffusers.arguments import foreign_arguments, resolve_request, stage_for
 from omni_cli.backends.diffusers.batch_run import BatchRun, OnOutput, OnStep
 from omni_cli.backends.diffusers.execution import (
-    check_device,
     check_supported,
     choose_device,
     choose_mode,
-    precision_in,
     prepare_execution,
     warm_up,
 )
 from omni_cli.backends.diffusers.loading import load_pipeline
-from omni_cli.backends.diffusers.memory import PipelineMemory, check_accelerator, empty_cache, memory_errors
+from omni_cli.backends.diffusers.memory import (
+    PipelineMemory,
+    check_accelerator,
+    empty_cache,
+    memory_errors,
+    models,
+    synchronize,
+)
 from omni_cli.backends.diffusers.outputs import get_sample_rate, makes_sound
 from omni_cli.backends.diffusers.parallel import Rank, check_attention, get_sharing, start_sharing, stop_sharing
 from omni_cli.backends.diffusers.pipeline_run import PipelineRunner
@@ -35,13 +39,11 @@ from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.backends.execution.copies import make_output_copy
 from omni_cli.backends.execution.ranges import clock_for, mark
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.core.errors import CheckpointError, OmniError, StageError, UsageError
+from omni_cli.core.errors import CheckpointError, OmniError, StageError
 from omni_cli.requests.pipeline_call import Kind
 
 if TYPE_CHECKING:
     from omni_cli.backends.execution.modes import ExecutionMode
-
-_TAGS = frozenset({"weights", "kv_cache"})
 
 
 class DiffusersPipelineExecutor:
@@ -91,7 +93,6 @@ class DiffusersPipelineExecutor:
         self.unused_parts = unused_parts
         self._rank = rank or Rank()
         self.device = device or choose_device(config, self._rank.number)
-        check_device(config, self.device)
         check_accelerator(config, self.device)
         check_package(config)
         check_attention(config)
@@ -118,13 +119,12 @@ class DiffusersPipelineExecutor:
         self._load_model()
 
     def _load_model(self) -> None:
-        start = time.perf_counter()
         with mark("load weights"), memory_errors(self.config, self.model, self.device):
             self._load_parts()
-        self.load_s = time.perf_counter() - start
 
     def _load_parts(self) -> None:
         from omni_cli.backends.diffusers.description import described_pipeline
+        from omni_cli.backends.execution.precision import get_precision
 
         if self._make_pipeline is None:
             code, unused = self.trust_remote_code, self.unused_parts
@@ -134,7 +134,7 @@ class DiffusersPipelineExecutor:
         self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)
-        self._precision = precision_in(pipeline)
+        self._precision = get_precision([part for _, part in models(pipeline)])
         # Before hooks and caches, which find their modules by their classes.
         adapters = PipelineAdapters(pipeline, self.config)
         self.denoiser = prepare_execution(pipeline, self.config, self.device)
@@ -276,17 +276,10 @@ class DiffusersPipelineExecutor:
     def _recover(self) -> None:
         if self._memory is not None:
             self._memory.recover()
-        self._check_device()
-
-    def _check_device(self) -> None:
-        """Check a CUDA device after an error: an illegal memory access leaves it unusable, other errors do not."""
-        if not self.device.startswith("cuda"):
-            return
-        import torch
-
+        # An illegal memory access leaves a CUDA device unusable, other errors do not.
         try:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
+            synchronize(self.device)
+            empty_cache(self.device)
         except RuntimeError as error:
             self._fail(f"the device is unusable: {error}")
 
@@ -314,8 +307,6 @@ class DiffusersPipelineExecutor:
         Level 1 moves the weights to the host; level 2 drops them, and `wake_up` reads them again. On the CPU, level 1
         only rejects requests until `wake_up`.
         """
-        if level not in (1, 2):
-            raise UsageError(f"sleep level must be 1 or 2, not {level!r}")
         with self._busy:
             self.check_health()
             if self.is_sleeping:
@@ -335,12 +326,9 @@ class DiffusersPipelineExecutor:
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Restore the weights and accept requests again.
 
-        Of vLLM's tags only "weights" has an effect; "kv_cache" alone wakes nothing. Raises `UsageError` for other tags,
-        and `StageError` or `CheckpointError`, with the permanent failed state, if the weights cannot be restored.
+        Of vLLM's tags only "weights" has an effect; "kv_cache" alone wakes nothing. Raises `StageError` or
+        `CheckpointError`, with the permanent failed state, if the weights cannot be restored.
         """
-        unknown = set(tags or ()) - _TAGS
-        if unknown:
-            raise UsageError(f"unknown tags: {', '.join(sorted(unknown))}", hint="use `weights`")
         with self._busy:
             self.check_health()
             if not self.is_sleeping or (tags and "weights" not in tags):

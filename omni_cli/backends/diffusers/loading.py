@@ -29,7 +29,7 @@ def load_pipeline(
     trust_remote_code: bool = False,
     unused_parts: Sequence[str] = (),
 ) -> Any:
-    """Load the pipeline at `model` (folder or Hugging Face repo id) to the host, without its `unused_parts`.
+    """Load the pipeline in the folder `model` to the host, without its `unused_parts`.
 
     Raises `CheckpointError` for a missing or broken folder and for a pipeline that cannot run here, and `StageError`
     or `UsageError` for a stage's key that the pipeline cannot follow.
@@ -39,19 +39,16 @@ def load_pipeline(
 
     from omni_cli.backends.diffusers.description import described_pipeline
 
-    parts: Mapping[str, Component] = {}
     folder = Path(model)
-    if not folder.is_dir() and (model.count("/") != 1 or model.startswith((".", "/", "~"))):
+    if not folder.is_dir():
         raise CheckpointError(f"no such folder: {model}", hint="name a diffusers folder or a Hugging Face repo id")
     try:
         with _quiet_loading():
-            if folder.is_dir():
-                parts = _check_folder(folder, config, trust_remote_code)
+            parts = _check_folder(folder, config, trust_remote_code)
             used = {name: part for name, part in parts.items() if name not in unused_parts}
             classes = _model_classes(used)
-            if parts:
-                check_parts(config, classes)
-                check_gguf(config, classes)
+            check_parts(config, classes)
+            check_gguf(config, classes)
             dtypes = {name: getattr(torch, value) for name, value in (("default", dtype), *config.torch_dtype.items())}
             models = _load_models(used, classes, dtypes, config)
             if (folder / MODULAR_INDEX) == index_file(folder):
@@ -69,8 +66,8 @@ def load_pipeline(
         raise
     except Exception as error:
         # diffusers, transformers, safetensors and the hub client each raise their own exceptions for broken files.
-        hint = "check that the folder is complete" if folder.is_dir() else "check the name and the network"
-        hint = "install the package that it names" if isinstance(error, ImportError) else hint
+        is_import = isinstance(error, ImportError)
+        hint = "install the package that it names" if is_import else "check that the folder is complete"
         raise CheckpointError(
             f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
             hint=hint,

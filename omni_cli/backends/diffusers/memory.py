@@ -20,8 +20,12 @@ _VAE_SWITCHES = {"enable_vae_tiling": "tiling", "enable_vae_slicing": "slicing"}
 
 
 def check_accelerator(config: DiffusionStageConfig, device: str) -> None:
-    """Raise `StageError` or `UsageError` for an offload or a quantization that this machine cannot follow."""
+    """Raise `StageError` or `UsageError` for graphs, offload or quantization that this machine cannot follow."""
     check_quantization(config, device)
+    if config.execution in ("cudagraph", "compile_cudagraph"):
+        from omni_cli.backends.execution.modes import require_cuda
+
+        require_cuda(stage=config.name, device=device, execution=config.execution)
     if config.offload != "none" and device == "cpu":
         raise StageError(
             f"stage `{config.name}`: `offload: {config.offload}` moves weights between a GPU and the host, and the "
@@ -165,7 +169,7 @@ def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
     """
     return [
         name
-        for name, model in _models(pipeline)
+        for name, model in models(pipeline)
         if hasattr(model, "decode")
         and hasattr(model, "_supports_group_offloading")
         and not (
@@ -175,7 +179,8 @@ def _unmovable(pipeline: Any, offload_type: str) -> list[str]:
     ]
 
 
-def _models(pipeline: Any) -> Iterator[tuple[str, Any]]:
+def models(pipeline: Any) -> Iterator[tuple[str, Any]]:
+    """Return a pipeline's models with their names."""
     import torch
 
     return ((name, part) for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module))
@@ -186,11 +191,11 @@ def _get_offload(pipeline: Any) -> dict[str, object]:
     from accelerate.hooks import AlignDevicesHook, CpuOffload
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
-    models = dict(_models(pipeline))
-    excluded = [name for name, model in models.items() if not _is_group_offload_enabled(model)]
-    if len(excluded) < len(models):
+    found = dict(models(pipeline))
+    excluded = [name for name, model in found.items() if not _is_group_offload_enabled(model)]
+    if len(excluded) < len(found):
         return {"offload": "group", "exclude_modules": sorted(excluded)}
-    for model in models.values():
+    for model in found.values():
         hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
         if any(isinstance(hook, AlignDevicesHook) and hook.offload for hook in hooks):
             return {"offload": "sequential"}

@@ -184,7 +184,6 @@ class DiffusersStage:
                 (self.emit if num_running else last.append)(report)
 
         result = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
-        self.scheduler.update_from_output(result)
         if self.ranks is not None:
             self.ranks.finish_step(failed=any(output.error is not None for output in result.outputs))
         return last

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from omni_cli.backends.execution.host_buffers import HostBufferPool
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.core.errors import OmniError
 
 if TYPE_CHECKING:
@@ -130,7 +131,10 @@ class SyncCopy:
         if tensor.device.type == "cpu" and not reused:
             return _Arrived(tensor)
         began_s = time.perf_counter()
-        host, seconds = _copy_to_host(tensor)
+        clock = clock_for(tensor.device.type)
+        began = clock.mark()
+        host = tensor.to("cpu", copy=True)
+        seconds = clock.seconds(began, clock.mark())
         counters = self.counters
         counters.copies += 1
         counters.copied_bytes += host.nbytes
@@ -292,18 +296,6 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True, blocking=True)
     event.record()
     return event
-
-
-def _copy_to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Copy to the host; return the copy and the seconds that the device spent on it."""
-    if tensor.device.type != "cuda":
-        began_s = time.perf_counter()
-        return tensor.to("cpu", copy=True), time.perf_counter() - began_s
-    began = _timing_event()
-    host = tensor.to("cpu", copy=True)
-    ended = _timing_event()
-    ended.synchronize()
-    return host, began.elapsed_time(ended) / 1e3
 
 
 class _Arrived:

@@ -7,14 +7,13 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graph_inputs import map_tensors
-from omni_cli.backends.execution.graphs import NUM_WARMUPS, Graph, GraphBackend
+from omni_cli.backends.execution.graphs import NUM_WARMUPS, Captured, GraphBackend
 
 
 class CudaGraph:
@@ -144,13 +143,6 @@ class CudaGraphBackend:
 Function: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class _Captured:
-    graph: Graph
-    inputs: list[torch.Tensor]
-    outputs: tuple[torch.Tensor, ...]
-
-
 class RowGraphs:
     """Calls functions of tensors that have one row per request; replays their graphs once these are captured.
 
@@ -162,7 +154,7 @@ class RowGraphs:
 
     def __init__(self) -> None:
         self._backend: GraphBackend | None = None
-        self._graphs: dict[Hashable, dict[int, _Captured]] = {}
+        self._graphs: dict[Hashable, dict[int, Captured]] = {}
         self.counters = ExecutionCounters()
 
     @property
@@ -181,8 +173,7 @@ class RowGraphs:
         for _ in range(NUM_WARMUPS):
             backend.warm_up(run)
         graph, outputs = backend.capture(run)
-        assert isinstance(outputs, tuple)
-        self._graphs.setdefault(kind, {})[len(inputs[0])] = _Captured(graph, inputs, outputs)
+        self._graphs.setdefault(kind, {})[len(inputs[0])] = Captured(graph, inputs, outputs)
         all_captured = [captured for sizes in self._graphs.values() for captured in sizes.values()]
         self.counters.graphs_captured = len(all_captured)
         self.counters.graph_pool_bytes = backend.pool_bytes() + sum(

@@ -130,12 +130,12 @@ class GraphBackend(Protocol):
 
 
 @dataclass
-class _Captured:
+class Captured:
     graph: Graph
     inputs: list[torch.Tensor]
-    outputs: object
+    outputs: Any
     # The model's tensors that the graph reads at their captured addresses.
-    external: list[torch.UntypedStorage]
+    external: Sequence[torch.UntypedStorage] = ()
 
 
 class GraphManager:
@@ -176,7 +176,7 @@ class GraphManager:
         self._max_graphs = max_graphs
         self._clone_outputs = clone_outputs
         self._execution = execution
-        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, Captured] = OrderedDict()
         # The memory of each input, by position, as large as the largest yet.
         self._inputs: dict[int, torch.UntypedStorage] = {}
         self._captures_in_a_row = 0
@@ -213,7 +213,7 @@ class GraphManager:
         self._backend.trim()
         self._counters.graph_pool_bytes = 0
 
-    def _capture(self, key: Hashable, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> _Captured:
+    def _capture(self, key: Hashable, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Captured:
         self._check_runaway(args, kwargs)
         start = time.perf_counter()
         while len(self._graphs) >= self._max_graphs:
@@ -243,7 +243,7 @@ class GraphManager:
         except Exception as error:  # noqa: BLE001 - models and CUDA raise anything; converted to the stage's error
             # The cause is dropped, because the frames in its traceback hold the calls' tensors.
             raise self._capture_error(error) from None
-        captured = _Captured(graph, inputs, outputs, list(watch.external.values()))
+        captured = Captured(graph, inputs, outputs, list(watch.external.values()))
         self._graphs[key] = captured
         self._counters.graphs_captured += 1
         inputs_of_all = (tensor.untyped_storage() for other in self._graphs.values() for tensor in other.inputs)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 
@@ -59,7 +60,7 @@ def mark(name: str, number: int | None = None) -> AbstractContextManager[None]:
     if _listener is None:  # in every step of a stage
         return _NO_RANGE
     listener = _own_listener()
-    return _NO_RANGE if listener is None else Mark(listener, name if number is None else f"{name} {number}")
+    return _NO_RANGE if listener is None else _record_range(listener, name if number is None else f"{name} {number}")
 
 
 def request_began(request_id: str) -> None:
@@ -72,16 +73,13 @@ def request_ended(request_id: str) -> None:
         _listener.request_ended(request_id)
 
 
-class Mark:
-    def __init__(self, listener: Listener, name: str) -> None:
-        self._listener = listener
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._listener.begin(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.end()
+@contextmanager
+def _record_range(listener: Listener, name: str) -> Iterator[None]:
+    listener.begin(name)
+    try:
+        yield
+    finally:
+        listener.end()
 
 
 class Consecutive:

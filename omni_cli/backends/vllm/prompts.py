@@ -66,7 +66,9 @@ class PromptMaker:
             "video": request.media.videos,
         }
         self._check_media(name for name, items in media.items() if items)
-        prompt: dict[str, Any] = self._raw(request) if request.text.raw else self._chat(request)
+        ids = request.text.prompt_token_ids
+        raw: dict[str, Any] = {"prompt": request.prompt} if ids is None else {"prompt_token_ids": list(ids)}
+        prompt = raw if request.text.raw else self._chat(request)
         if any(media.values()):
             data = {name: [self._item(item) for item in items] for name, items in media.items() if items}
             prompt["multi_modal_data"] = data
@@ -111,12 +113,6 @@ class PromptMaker:
                 for token_id, found in zip(token_ids, logprobs, strict=bool(logprobs))
             ),
         )
-
-    @staticmethod
-    def _raw(request: GenerateRequest) -> dict[str, Any]:
-        if request.text.prompt_token_ids is not None:
-            return {"prompt_token_ids": list(request.text.prompt_token_ids)}
-        return {"prompt": request.prompt}
 
     def _check_media(self, names: Iterable[str]) -> None:
         for name in names:

@@ -39,19 +39,14 @@ def prepare_models(spec: StageSpec) -> None:
 
     load_general_plugins()
     missing = [name for name in spec.family.models if name not in ModelRegistry.models]
-    if missing and "VLLM_PLUGINS" in os.environ:
-        allowed = os.environ["VLLM_PLUGINS"]
-        raise StageError(
-            f"VLLM_PLUGINS={allowed} keeps vLLM from loading the plugin `{PLUGIN}`, which registers {missing[0]}",
-            stage=spec.stage.name,
-            hint=f"export VLLM_PLUGINS={','.join(filter(None, (allowed, PLUGIN)))}",
-        )
     if missing:
-        raise StageError(
-            f"vLLM has not loaded the plugin `{PLUGIN}`, which registers {missing[0]}",
-            stage=spec.stage.name,
-            hint="install omni-cli again; `-v` shows what vLLM says",
-        )
+        allowed = os.environ.get("VLLM_PLUGINS")
+        why, hint = "vLLM has not loaded", "install omni-cli again; `-v` shows what vLLM says"
+        if allowed is not None:
+            why = f"VLLM_PLUGINS={allowed} keeps vLLM from loading"
+            hint = f"export VLLM_PLUGINS={','.join(filter(None, (allowed, PLUGIN)))}"
+        what = f"the plugin `{PLUGIN}`, which registers {missing[0]}"
+        raise StageError(f"{why} {what}", stage=spec.stage.name, hint=hint)
     # A sole one that no model of ours builds is what vLLM makes of the checkpoint's own name.
     inner = () if spec.family.models else spec.family.inner_architectures
     for architecture in (spec.architecture, *spec.family.models, *inner):

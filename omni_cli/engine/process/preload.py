@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from omni_cli.core.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
@@ -59,6 +60,7 @@ def preloading() -> Iterator[None]:
     )
     watch.start()
     gc.disable()
+    began_s = time.perf_counter()
     try:
         keep_freed_memory()
         prepare_libraries()
@@ -71,3 +73,4 @@ def preloading() -> Iterator[None]:
         gc.enable()
         stopped.set()
         watch.join()  # before anything is forked
+        sys.stderr.write(f"imports took {time.perf_counter() - began_s:.2f} s\n")

@@ -244,10 +244,7 @@ class Recorder:
             marks_modules=self._marks_modules(),
             load=self._load,
             residents=tuple(largest),
-            budgets=self._target.budgets(),
-            linears=self._target.linears(),
-            attentions=self._target.attentions(),
-            uncounted=self._target.get_uncounted(),
+            **self._target.facts(),
         )
 
     def _rates(self) -> MachineRates:

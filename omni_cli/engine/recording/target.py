@@ -11,7 +11,7 @@ from torch import nn
 
 from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.stage.protocol import Stage
-from omni_cli.stage.recording import Attention, Linear, MemoryBudget, Resident, module_kind
+from omni_cli.stage.recording import Attention, MemoryBudget, Resident, module_kind
 
 
 class RecordingTarget:
@@ -33,19 +33,9 @@ class RecordingTarget:
         """Memory that is allocated once, besides the weights."""
         return iter(())
 
-    def budgets(self) -> tuple[MemoryBudget, ...]:
-        return ()
-
-    def linears(self) -> tuple[Linear, ...]:
-        """Matrices of an AR stage, for the formula; a diffusion stage's work is counted instead."""
-        return ()
-
-    def attentions(self) -> tuple[Attention, ...]:
-        return ()
-
-    def get_uncounted(self) -> tuple[str, ...]:
-        """Parts of an AR stage that are in neither."""
-        return ()
+    def facts(self) -> Mapping[str, Any]:
+        """Further fields of its `StageDescription`; a diffusion stage's work is counted, that of others follows."""
+        return {}
 
     def kv_cache_usage(self) -> float | None:
         return None
@@ -99,7 +89,22 @@ class VllmTarget(RecordingTarget):
                     name = f"KV cache of {getattr(layer, 'layer_name', 'attention')}"
                     yield Resident(name, tensor.nbytes, "cache", tuple(tensor.shape), _name(tensor.dtype))
 
-    def budgets(self) -> tuple[MemoryBudget, ...]:
+    def facts(self) -> Mapping[str, Any]:
+        from omni_cli.engine.recording.matrices import get_linears, get_uncounted
+
+        found: dict[str, Any] = {"budgets": self._budgets()}
+        models = self.modules().items()
+        if self._stage.spec.stage.kind == "ar" and models:
+            found["linears"] = tuple(one for root, model in models for one in get_linears(root, model, self.dtype))
+            found["uncounted"] = tuple(part for root, model in models for part in get_uncounted(root, model))
+            found["attentions"] = tuple(
+                Attention(module_kind(name), layer.num_heads, layer.num_kv_heads, layer.head_size, self.dtype.itemsize)
+                for name, layer in self._config.compilation_config.static_forward_context.items()
+                if hasattr(layer, "num_kv_heads")
+            )
+        return found
+
+    def _budgets(self) -> tuple[MemoryBudget, ...]:
         cache = self._config.cache_config
         found = []
         kv_cache_bytes = sum(resident.size_bytes for resident in self.caches())
@@ -110,31 +115,6 @@ class VllmTarget(RecordingTarget):
             budget = int(total * cache.gpu_memory_utilization)
             found.append(MemoryBudget("gpu_memory_utilization", budget, torch.cuda.max_memory_reserved()))
         return tuple(found)
-
-    def linears(self) -> tuple[Linear, ...]:
-        from omni_cli.engine.recording.matrices import get_linears
-
-        if self._stage.spec.stage.kind != "ar":
-            return ()
-        return tuple(
-            linear for root, model in self.modules().items() for linear in get_linears(root, model, self.dtype)
-        )
-
-    def get_uncounted(self) -> tuple[str, ...]:
-        from omni_cli.engine.recording.matrices import get_uncounted
-
-        if self._stage.spec.stage.kind != "ar":
-            return ()
-        return tuple(name for root, model in self.modules().items() for name in get_uncounted(root, model))
-
-    def attentions(self) -> tuple[Attention, ...]:
-        if self._stage.spec.stage.kind != "ar" or self.ranks_elsewhere:
-            return ()
-        return tuple(
-            Attention(module_kind(name), layer.num_heads, layer.num_kv_heads, layer.head_size, self.dtype.itemsize)
-            for name, layer in self._config.compilation_config.static_forward_context.items()
-            if hasattr(layer, "num_kv_heads")
-        )
 
     def kv_cache_usage(self) -> float | None:
         scheduler = getattr(self._stage.engine.engine_core.engine_core, "scheduler", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.stage.recording import MODULE_PREFIX, MachineRates, WorkPart, module_kind
 
 
@@ -190,20 +190,9 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> MachineRates:
 def _lasting_s(run: Callable[[], object], device: torch.device) -> float:
     """Return the least time of a run, on a GPU the median of the second half, which its power limits."""
     run()
-    times: list[float] = []
+    times, clock = list[float](), clock_for(device.type)
     while len(times) < _MIN_RUNS or sum(times) < _SECONDS[device.type]:
-        times.append(_time_run(run, device))
-    return min(times) if device.type == "cpu" else statistics.median(times[len(times) // 2 :])
-
-
-def _time_run(run: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        began_s = time.perf_counter()
+        began = clock.mark()
         run()
-        return time.perf_counter() - began_s
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    run()
-    ended.record()
-    ended.synchronize()
-    return float(began.elapsed_time(ended)) / 1e3
+        times.append(clock.seconds(began, clock.mark()))
+    return min(times) if device.type == "cpu" else statistics.median(times[len(times) // 2 :])

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from omni_cli.measure.profiling.operators import Operators
-from omni_cli.measure.profiling.ranges import ENGINE_STEP, Interval, length, merge_intervals, within, without
+from omni_cli.measure.profiling.ranges import (
+    ENGINE_STEP,
+    Innermost,
+    Interval,
+    length,
+    merge_intervals,
+    step_indices,
+    within,
+    without,
+)
 from omni_cli.records.profile_record import Activity, LaunchGaps, Limit, Roofline, RooflinePart
 from omni_cli.requests.outputs import StageTrace
 from omni_cli.stage.recording import Linear, MachineRates, Recording, StageDescription, WorkPart
@@ -102,6 +114,20 @@ def launch_gaps(traced: Sequence[Operators], description: StageDescription) -> L
         count=round(count), total_s=total / 1e9, median_s=middle / 1e9, largest_s=largest / 1e9,
         fraction_of_steps=fraction,
     )  # fmt: skip
+
+
+def get_waits(traced: Sequence[Operators]) -> dict[str, float]:
+    """Return medians over the traced iterations of the waits per step, by operator, the most first."""
+    rows = [_count_waits(operators) for operators in traced]
+    counts = {name: statistics.median(row.get(name, 0.0) for row in rows) for row in rows for name in row}
+    return {name: counts[name] for name in sorted(counts, key=lambda name: -counts[name]) if counts[name]}
+
+
+def _count_waits(operators: Operators) -> dict[str, float]:
+    steps = [operators.recording.ranges[index] for index in step_indices(operators.recording)]
+    holders = Innermost(steps).at(np.array([at_ns for at_ns, _ in operators.waits], np.int64))
+    counts = Counter(name for (_, name), index in zip(operators.waits, holders, strict=True) if index >= 0)
+    return {name: count / len(steps) for name, count in counts.items()}
 
 
 def compute_roofline(

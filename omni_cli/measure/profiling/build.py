@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.measure.bench.iteration import Iteration, latency_metric, stage_latencies
-from omni_cli.measure.profiling.activity import compute_roofline, launch_gaps, measure_activity
+from omni_cli.measure.profiling.activity import compute_roofline, get_waits, launch_gaps, measure_activity
 from omni_cli.measure.profiling.chrome_trace import stage_seconds, waterfall
 from omni_cli.measure.profiling.hints import find_hints
 from omni_cli.measure.profiling.memory import added_by_step, stage_memory
@@ -133,6 +133,7 @@ def _stage_profile(
         copies=get_copies(traced, [one.execution_counters[name] for one in session.profiled]),
         ranges=range_times(recordings),
         steps=step_times(recordings, [added_by_step(operators, description.device) for operators in traced]),
+        waits=get_waits(traced),
         operators=operator_times(traced),
         memory=stage_memory(description, session.warm_up[name], session.memory[name], traced, snapshot),
         roofline=compute_roofline(

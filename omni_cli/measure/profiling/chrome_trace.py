@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from omni_cli.measure.profiling.activity import windows
 from omni_cli.measure.profiling.operators import Event, TraceFile
-from omni_cli.measure.profiling.ranges import Interval, length, merge_intervals, without
+from omni_cli.measure.profiling.ranges import Interval, length, merge_intervals, within, without
 from omni_cli.measure.profiling.session import Profiled
 from omni_cli.records.profile_record import Span
 from omni_cli.stage.recording import Range, Recording, RequestSpan
@@ -177,16 +177,11 @@ def stage_seconds(began_ns: int, e2e_s: float, recordings: Mapping[str, Recordin
     for name, begin, end in connectors(recordings):
         parts[name] = merge_intervals([*parts.get(name, []), (begin, end)])
     for name, intervals in parts.items():
-        own = without(_clip(intervals, whole[0]), taken)
+        own = without(within(intervals, whole), taken)
         seconds[name] = length(own) / 1e9
         taken = merge_intervals([*taken, *own])
     seconds[OTHER_PART] = length(without(whole, taken)) / 1e9
     return seconds
-
-
-def _clip(intervals: Sequence[Interval], bounds: Interval) -> list[Interval]:
-    low, high = bounds
-    return [(max(begin, low), min(end, high)) for begin, end in intervals if end > low and begin < high]
 
 
 def _span(track: str, name: str, item: Range | RequestSpan, began_ns: int, depth: int) -> Span:

@@ -21,6 +21,9 @@ from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+# What the host waits in, and without a device what reads numbers, which waits if they are on one.
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
+_READS = ("aten::_local_scalar_dense", "aten::nonzero")
 _MEMORY = "[memory]"
 _COPY = "aten::copy_"
 _OUTSIDE = "(outside modules)"
@@ -159,7 +162,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """A kernel or copy on a CUDA device, and the operator that launched it if known."""
+    """A kernel or copy on a CUDA device, or a call of its library, and the operator that launched it if known."""
 
     event: Event
     begin_ns: int
@@ -169,12 +172,16 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Operators:
-    """Operators, allocations and device work; `recording` holds the ranges they point into."""
+    """Operators, allocations and device work; `recording` holds the ranges they point into.
+
+    `waits` are (moment, operator) where the host waits for the device, or reads a number if the stage has none.
+    """
 
     recording: Recording
     calls: Sequence[Operator]
     allocations: Sequence[Allocation]
     device_work: Sequence[DeviceWork]
+    waits: Sequence[tuple[int, str]] = ()
 
     def outermost_intervals(self) -> list[Interval]:
         """Intervals during which the thread was inside an operator."""
@@ -218,7 +225,13 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         _allocation(trace, event, frame, int(index))
         for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
     ]
-    return Operators(recording, calls, placed, _device_work(trace, calls))
+    launched = _find_launches(trace, calls)
+    work = [item for item in launched if item.event.cat in _DEVICE_CATEGORIES]
+    waits = [(call.begin_ns, call.outermost) for call in calls if call.event.name in _READS]
+    if work:
+        called = [item for item in launched if item.event.name in _WAITS]
+        waits = [(item.begin_ns, item.operator.outermost if item.operator else item.event.name) for item in called]
+    return Operators(recording, calls, placed, work, waits)
 
 
 def _nest_events(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
@@ -271,13 +284,13 @@ def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_ind
     )
 
 
-def _device_work(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
+def _find_launches(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:
     by_id: dict[int | None, Operator] = {call.event.args.external_id: call for call in calls}
     by_id.pop(None, None)
     return [
         DeviceWork(event, trace.begin_ns(event), trace.end_ns(event), by_id.get(event.args.external_id))
         for event in trace.events
-        if event.cat in _DEVICE_CATEGORIES
+        if event.cat in _DEVICE_CATEGORIES or event.name in _WAITS
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from omni_cli.checkpoints.files import check_checkpoint
 from omni_cli.config.families import Machine
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import CheckpointError
+from omni_cli.core.machine import HostMemory
+from omni_cli.engine import checkpoint_fit
 from omni_cli.engine.checkpoint_fit import check_fit
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
@@ -97,3 +100,25 @@ def test_a_pipeline_that_diffusers_lacks_is_named_without_importing_it(tmp_path:
     with pytest.raises(CheckpointError, match="diffusers has no class `QwenImagePipelin`") as caught:
         derive_profile(tmp_path, Machine("cpu"), str(tmp_path))
     assert caught.value.hint == "did you mean `QwenImagePipeline`?"
+
+
+def test_weights_are_read_ahead_whole_unless_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vae").mkdir()
+    sizes = {"model.safetensors": 5 * 2**20 // 2, "consolidated.safetensors": 8, "vae/model.safetensors": 9}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    asked: list[tuple[str, int, int]] = []
+
+    def note(file: int, start: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((str(Path(f"/proc/self/fd/{file}").readlink().relative_to(tmp_path)), start, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", note)
+    monkeypatch.setattr(checkpoint_fit, "read_memory", lambda: HostMemory(2**23, 2**20, None))
+    checkpoint_fit.read_ahead(tmp_path)
+    assert not asked
+    monkeypatch.setattr(checkpoint_fit, "read_memory", lambda: HostMemory(2**23, 2**23, None))
+    checkpoint_fit.read_ahead(tmp_path)
+    mib = 2**20
+    whole = [("model.safetensors", number * mib, mib) for number in range(3)]
+    assert sorted(asked) == [*whole, ("vae/model.safetensors", 0, mib)], "once each, and not the same weights twice"

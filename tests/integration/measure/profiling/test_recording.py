@@ -19,9 +19,11 @@ from omni_cli.backends.execution.modes import make_execution_mode
 from omni_cli.backends.execution.precision import OneDnnLinear
 from omni_cli.backends.execution.ranges import listen, mark, request_began, request_ended
 from omni_cli.backends.execution.worker_pool import WorkerPool
+from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.engine.recording.target import get_residents
 from omni_cli.engine.recording.tracer import ModuleMarks, Tracer, WorkCounter, measure_rates
+from omni_cli.measure.profiling.activity import get_waits
 from omni_cli.measure.profiling.operators import read_operators, read_trace
 
 MIB = 2**20
@@ -202,3 +204,30 @@ def test_a_trace_is_json_in_chromes_format(model: Model, tmp_path: Path) -> None
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert not any(event["name"].startswith("module ") for event in events), "no marks were asked for"
     assert any(event["name"] == "aten::linear" for event in events)
+
+
+@pytest.mark.parametrize(("name", "reads"), [("DDIMScheduler", True), ("FlowMatchEulerDiscreteScheduler", False)])
+def test_numbers_that_a_step_reads_are_counted_by_step(tmp_path: Path, name: str, reads: bool) -> None:
+    ensure_torchvision_importable()
+    import diffusers
+
+    scheduler = getattr(diffusers, name)()
+    scheduler.set_timesteps(4)
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(0)  # as pipelines do
+    sample = torch.ones(1, 4, 8, 8)
+    log, tracer = RangeLog(), Tracer({})
+    tracer.start()
+    log.start()
+    listen(log)
+    sample.sum().item()  # outside of the steps
+    for number, timestep in enumerate(scheduler.timesteps):
+        with mark("denoising step", number + 1):
+            sample = scheduler.step(sample, timestep, sample, return_dict=False)[0]
+    listen(None)
+    recording = log.stop()
+    tracer.stop()
+    tracer.write(tmp_path / "trace.json")
+    waits = get_waits([read_operators(read_trace(tmp_path / "trace.json", "image"), recording)])
+    assert bool(waits) == reads, waits
+    assert not reads or 1 <= sum(waits.values()) < 20, "per step, not in all"

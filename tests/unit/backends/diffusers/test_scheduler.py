@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from omni_cli.backends.diffusers.batch_run import DiffusionScheduler
 from omni_cli.backends.diffusers.requests import (
-    DiffusionModelOutput,
-    DiffusionOutput,
     DiffusionRequest,
     DiffusionSchedulerOutput,
     batch_key,
@@ -19,10 +17,6 @@ from omni_cli.backends.diffusers.requests import (
 
 def request(request_id: str, **values) -> DiffusionRequest:
     return DiffusionRequest(request_id, "a cat", **{"height": 64, "width": 64, "num_inference_steps": 4, **values})
-
-
-def finished(batch: DiffusionSchedulerOutput) -> DiffusionModelOutput:
-    return DiffusionModelOutput(tuple(DiffusionOutput(r.request_id, "abort") for r in batch.requests))
 
 
 def ids(batch: DiffusionSchedulerOutput | None) -> list[str]:
@@ -75,32 +69,12 @@ def test_max_num_seqs_bounds_a_batch_and_the_rest_keeps_its_order():
     assert scheduler.schedule() is None
 
 
-def test_max_num_seqs_must_be_positive():
-    with pytest.raises(ValueError, match="at least 1"):
-        DiffusionScheduler(max_num_seqs=0)
-
-
-def test_an_id_in_use_is_refused_until_its_request_has_ended():
-    scheduler = DiffusionScheduler(max_num_seqs=1)
-    scheduler.add_request(request("a"))
-    with pytest.raises(ValueError, match="'a' is already in use"):
-        scheduler.add_request(request("a"))
-    batch = scheduler.schedule()
-    with pytest.raises(ValueError, match="'a' is already in use"):
-        scheduler.add_request(request("a"))
-    scheduler.update_from_output(finished(batch))
-    scheduler.add_request(request("a"))
-    assert ids(scheduler.schedule()) == ["a"]
-
-
-def test_finish_requests_returns_those_that_the_executor_runs():
+def test_a_request_that_is_dropped_is_in_no_batch():
     scheduler = DiffusionScheduler(max_num_seqs=2)
     for name in "abc":
         scheduler.add_request(request(name))
-    scheduler.schedule()
-    assert scheduler.finish_requests(["c", "b", "never seen"]) == ("b",)
-    assert scheduler.has_unfinished_requests()
-    assert scheduler.finish_requests(["a"]) == ("a",)
+    assert ids(scheduler.schedule()) == ["a", "b"]
+    scheduler.finish_requests(["c", "b", "never seen"])
     assert not scheduler.has_unfinished_requests()
     assert scheduler.schedule() is None
 
@@ -130,7 +104,6 @@ def test_every_batch_contains_the_oldest_request_and_is_as_full_as_possible(oper
             for name in ids(batch):
                 del waiting[name]
                 served.append(name)
-            scheduler.update_from_output(finished(batch))
         elif operation[0] == "add":
             new = request(str(count), height=operation[1])
             count += 1
@@ -138,7 +111,7 @@ def test_every_batch_contains_the_oldest_request_and_is_as_full_as_possible(oper
             scheduler.add_request(new)
         else:
             name = str(operation[1])
-            assert scheduler.finish_requests([name]) == ()
+            scheduler.finish_requests([name])
             waiting.pop(name, None)
     assert not waiting and not scheduler.has_unfinished_requests()
     assert len(served) == len(set(served))

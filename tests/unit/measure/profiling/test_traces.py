@@ -14,7 +14,7 @@ from omni_cli.backends.execution.ranges import listen, mark
 from omni_cli.core.errors import OutputError
 from omni_cli.engine.recording.recorder import RangeLog
 from omni_cli.measure.bench.iteration import Iteration
-from omni_cli.measure.profiling.activity import launch_gaps, measure_activity
+from omni_cli.measure.profiling.activity import get_waits, launch_gaps, measure_activity
 from omni_cli.measure.profiling.chrome_trace import merged_trace
 from omni_cli.measure.profiling.memory import added_by_step, stage_memory
 from omni_cli.measure.profiling.operators import (
@@ -127,12 +127,22 @@ def test_activity_of_a_device_is_when_its_kernels_run(tmp_path: Path) -> None:
         "ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH", "pid": 0, "tid": 4, "ts": 6_500, "dur": 200,
         "args": {"bytes": 64, "External id": 5_000},
     }  # fmt: skip
-    trace = write(tmp_path / "trace.json", [op("aten::add", 1_000, 3_000), *kernels, copied])
+    waits = [
+        {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 7, "tid": 7, "ts": at, "dur": 9, "args": args}
+        for name, at, args in (
+            ("cudaStreamSynchronize", 1_500, {"External id": 1_000}),
+            ("cudaStreamSynchronize", 9_000, {"External id": 1_000}),
+            ("cudaLaunchKernel", 1_600, {"External id": 1_000}),
+            ("cudaDeviceSynchronize", 7_000, {}),
+        )
+    ]
+    trace = write(tmp_path / "trace.json", [op("aten::add", 1_000, 3_000), *kernels, copied, *waits])
     operators = read_operators(trace, recording(Range("engine step", 0, 8 * MS, 0)))
     activity = measure_activity([operators], description("cuda"))
     assert activity.busy_s == pytest.approx(0.0025) and activity.window_s == pytest.approx(0.010)
     assert activity.idle_s == pytest.approx({"between operators": 0.0055, "between steps": 0.002})
     assert operator_times([operators])[0].operator == "aten::add", "the operator that launched them"
+    assert get_waits([operators]) == {"aten::add": 1, "cudaDeviceSynchronize": 1}, "those within the step"
     (place,) = get_copies([operators], []).places
     assert (place.operator, place.copied_bytes) == ("Memcpy DtoH", 64)
 
