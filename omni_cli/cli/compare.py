@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,8 @@ def compare_files(
     allowed: Sequence[str] = (),
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
+    from msgspec.structs import replace
+
     from omni_cli.records.importers.building import Imported
     from omni_cli.records.importers.files import load_newest
     from omni_cli.records.results import RecordOrigin

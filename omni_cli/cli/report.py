@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,8 @@ def report(options: ReportOptions) -> None:
 
 def _comparison(a: Path, b: Path) -> list[View]:
     """Return what comes of comparing two records with each other, unless they have nothing in common."""
+    from msgspec.structs import replace
+
     from omni_cli.cli.compare import compare_files
 
     try:

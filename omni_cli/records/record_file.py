@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +21,7 @@ MAX_BYTES = 256 * 2**20
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """A kind of record: its name in messages, its schema (`omni.bench/1`), the command that writes it, and the hint if
     it is broken. `renamed` maps each earlier schema, whose records can still be read, to the new names of its keys."""
 
@@ -31,7 +29,7 @@ class Kind:
     schema: str
     source: str
     again: str
-    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    renamed: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
 
 def utc_now() -> str:

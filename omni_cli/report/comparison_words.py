@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
+from msgspec.structs import replace
 
 from omni_cli.records.metrics import ALLOCATED, DELETIONS, E2E, RESOLUTION, WER, is_energy
 from omni_cli.records.record import num_requests
@@ -37,8 +37,7 @@ from omni_cli.report.view import Note
 from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """Names of the two sides of a comparison, for variants of the same name; with that name if there are `several`."""
 
     a: str

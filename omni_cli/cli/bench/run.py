@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec.structs import replace
 
 from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
