@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -154,6 +155,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # again, while the first was being reported
         code = ExitCode.INTERRUPTED
     interrupts.ignore()
+    gc.freeze()  # or Python searches all that was imported for garbage before it exits
     sys.exit(code)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -95,6 +94,8 @@ LoraOption = Annotated[
 def parse_seed(text: str) -> int:
     """Parse a seed; `random` draws one."""
     if text == "random":
+        import secrets
+
         return secrets.randbelow(NUM_RANDOM_SEEDS)
     try:
         return int(text)

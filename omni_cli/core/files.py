@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +25,7 @@ def write_whole(path: Path, content: bytes, *, replaces: bool = True) -> None:
 
     Unless it `replaces` a file, raises `FileExistsError` for one that is there.
     """
-    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".omni-{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -57,7 +56,7 @@ def _move_to_free(source: Path, path: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Write a block to a folder and remove it, to fail before minutes of work. Raises `OSError` or `ValueError`."""
-    probe = folder / f".omni-{secrets.token_hex(8)}.probe"
+    probe = folder / f".omni-{os.urandom(8).hex()}.probe"
     try:
         write_whole(probe, bytes(_PROBE_BYTES))
     finally:
@@ -109,7 +108,7 @@ def scratch_folder(prefix: str, parent: str | Path | None = None, *, mode: int =
 
     A folder that is renamed stays. Raises `OSError` if it cannot be created.
     """
-    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{secrets.token_hex(4)}"
+    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{os.urandom(4).hex()}"
     remover, null = ["sh", "-c", _REMOVER, str(folder)], subprocess.DEVNULL
     try:
         # Inside `try`, because an interrupt may arrive just when the folder has been created.
