@@ -320,7 +320,6 @@ def _option_hint(option: str, context: Any) -> str | None:
         return f"it is an argument: leave out `{option}`"
     if "--set" in known and (key := _key(_SYNONYMS.get(option, option))):
         return f"did you mean `--set {key}=VALUE`? `omni profiles show` prints the stages and their keys"
-    # Short words that only share their dashes are not typos of each other.
     suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
         return f"options of a command follow its name; see `{context.command_path} --help`"

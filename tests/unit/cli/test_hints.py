@@ -129,6 +129,12 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("doctor --fix", "`--install`"),
         ("loadtest --base-url a:1", "leave out `--base-url`"),
         ("verify --base-url a:1", "`--url`"),
+        ("verify --metric a", "`omni verify --help`"),
+        ("serve -p 8000", "`--port 8000`"),
+        ("chat -p 8000", "`--url http://127.0.0.1:8000`"),
+        ("verify -p 8000", "`--url http://127.0.0.1:8000`"),
+        ("bench -p 8000", "`omni profiles list`"),
+        ("loadtest a:1 -c 4", "`--concurrency`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
