@@ -51,6 +51,7 @@ _SYNONYMS = {
     "--rps": "--request-rate", "--qps": "--request-rate", "--num-prompts": "--num-requests",
     "--iterations": "--num-iters", "--warmup": "--num-iters-warmup", "--model-path": "--model", "--cmd": "--command",
     "--fix": "--install", "-f": "--requests", "--device": "--devices", "--base-url": "--url",
+    "--dataset": "--requests", "--dataset-path": "--requests", "--users": "--concurrency",
     "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
@@ -270,6 +271,9 @@ def _usage_error(error: Any) -> UsageError:
 def _argument_hint(error: Any, context: Any) -> str | None:
     """Return the option whose value an argument too many is: an address, a profile, a folder of a model or records."""
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
+    good, dots, bad = str(context and context.params.get("good")).partition("..")
+    if dots and context is not None:
+        return f"did you mean `{context.command_path} {good} {bad or 'HEAD'}`?"
     if extra is None or context is None:
         return None
     from omni_cli.config.bundled import bundled_profiles
@@ -287,7 +291,7 @@ def _names(context: Any) -> list[str]:
 def _message(error: Any) -> str:
     """Return Typer's sentence without its capital, full stop and quotation marks."""
     param = getattr(error, "param", None)
-    detail = error.message.rstrip(".")
+    detail = error.message.rstrip(".").removeprefix("Value error, ")
     if param is not None and type(error).__name__ == "MissingParameter":
         text = f"missing {param.param_type_name} `{_name(param)}`"
     elif param is not None:

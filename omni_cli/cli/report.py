@@ -52,6 +52,8 @@ def report(options: ReportOptions) -> None:
         _write_smaller_is_better(options.smaller_is_better, records)
         return
     _check_output(output, records)
+    if output.suffix not in ("", ".html", ".htm"):
+        console.print_warning(f"`{output}` gets an HTML page, whatever its name")
     _need_libraries()
     from omni_cli.cli.report_documents import load_view
     from omni_cli.report.html.page import render_page

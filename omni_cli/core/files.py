@@ -70,10 +70,16 @@ def remove_left_behind(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the system's words for a failure."""
+    if isinstance(error, FileExistsError):
+        return "a file has the name of the folder"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def cannot_write(path: Path, error: OSError | ValueError, option: str = "--output-dir") -> OutputError:
     """The error of a file or folder below that of an option that cannot be written."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return OutputError(f"cannot write `{path}`: {reason}", hint=f"choose another folder with `{option}`")
+    return OutputError(f"cannot write `{path}`: {reason_of(error)}", hint=f"choose another folder with `{option}`")
 
 
 # Linux's limit, in bytes.

@@ -34,6 +34,7 @@ from omni_cli.report.shared_parts import short_title
 from omni_cli.report.units import count, duration, quantity, ratio, seconds
 from omni_cli.report.view import View
 from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.gate import check_names
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def read_spec(
     strict: bool = False,
 ) -> ComparisonSpec:
     """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
+    check_names(options.metric or ())
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)

@@ -135,6 +135,14 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("verify -p 8000", "`--url http://127.0.0.1:8000`"),
         ("bench -p 8000", "`omni profiles list`"),
         ("loadtest a:1 -c 4", "`--concurrency`"),
+        ("loadtest a:1 --concurrency 4,8", "`--vary KEY=4,8`"),
+        ("loadtest a:1 --dataset a.jsonl", "`--requests`"),
+        ("loadtest a:1 --endpoint completions", "`--endpoint`: `completions` is not one of"),
+        ("loadtest a:1 --metric ttft", "`ttft_s`"),
+        ("generate --num-inference-steps 2,3 hi", "`2,3` is not one number"),
+        ("bisect main..HEAD~1", "`omni bisect main HEAD~1`"),
+        ("bisect main..", "`omni bisect main HEAD`"),
+        ("bisect HEAD~1 HEAD --metric e2e", "`e2e_s`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

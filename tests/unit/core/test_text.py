@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from omni_cli.records.metrics import METRICS
 from omni_cli.requests.fields import FIELDS
 
 
-def _options(node: object) -> set[str]:
+def _options(node: Any) -> set[str]:
     children = [node.get_command(None, name) for name in node.list_commands(None)] if hasattr(node, "commands") else []
     own = {name for param in getattr(node, "params", ()) for name in param.opts}
     return own.union(*map(_options, children))
