@@ -134,6 +134,8 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("chat -p 8000", "`--url http://127.0.0.1:8000`"),
         ("verify -p 8000", "`--url http://127.0.0.1:8000`"),
         ("bench -p 8000", "`omni profiles list`"),
+        ("bench -p tiny-image --set image.steps=2", "`num_inference_steps`"),
+        ("bench -p tiny-image --set image.oddity=2", "belong in `call`"),
         ("loadtest a:1 -c 4", "`--concurrency`"),
         ("loadtest a:1 --concurrency 4,8", "`--vary KEY=4,8`"),
         ("loadtest a:1 --dataset a.jsonl", "`--requests`"),
