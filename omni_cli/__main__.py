@@ -1,4 +1,4 @@
-"""`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C ends it without a traceback."""
+"""`omni`, also as `python -m omni_cli`. Imports nothing before Ctrl-C and SIGTERM end it without a traceback."""
 
 import os
 import sys
@@ -34,9 +34,10 @@ def main() -> None:
     leave_out_current_folder()
     import signal
 
-    # If Ctrl-C is ignored (`nohup`, a background job), keep ignoring it.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A signal that is ignored (`nohup`, a background job) stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_at_once)
     _open_closed_streams()
     from omni_cli.cli.app import main as run_command_line
 

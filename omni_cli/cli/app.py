@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from omni_cli import config as omni_config
 from omni_cli.cli.lazy import LazyCommand, LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.core.machine import allow_open_files, known_failure
+from omni_cli.core.files import allow_open_files
 from omni_cli.core.text import suggest
 
 _COMPLETION = "_OMNI_COMPLETE"  # set by shells
@@ -50,6 +51,7 @@ _SYNONYMS = {
     "--rps": "--request-rate", "--qps": "--request-rate", "--num-prompts": "--num-requests",
     "--iterations": "--num-iters", "--warmup": "--num-iters-warmup", "--model-path": "--model", "--cmd": "--command",
     "--fix": "--install", "-f": "--requests", "--device": "--devices", "--base-url": "--url",
+    "--dataset": "--requests", "--dataset-path": "--requests", "--users": "--concurrency",
     "-m": "--model", "--input": "--requests", "--tts": "--speak", "--size": "--width", "--true-cfg-scale": "--arg",
 }  # fmt: skip
 _USAGES = {"--size": "`--width PIXELS --height PIXELS`", "--true-cfg-scale": "`--arg true_cfg_scale=VALUE`"}
@@ -154,6 +156,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # again, while the first was being reported
         code = ExitCode.INTERRUPTED
     interrupts.ignore()
+    gc.freeze()  # or Python searches all that was imported for garbage before it exits
     sys.exit(code)
 
 
@@ -204,6 +207,8 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
             return ExitCode.USAGE
         failure = UsageError("missing command") if _is_missing_command(error) else _usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
+        from omni_cli.core.machine import known_failure
+
         failure = _lost_folder() or _missing_package(error) or known_failure(error) or _internal_error(error)
     if interrupts.was_interrupted():
         raise KeyboardInterrupt from failure
@@ -268,6 +273,9 @@ def _usage_error(error: Any) -> UsageError:
 def _argument_hint(error: Any, context: Any) -> str | None:
     """Return the option whose value an argument too many is: an address, a profile, a folder of a model or records."""
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
+    good, dots, bad = str(context and context.params.get("good")).partition("..")
+    if dots and context is not None:
+        return f"did you mean `{context.command_path} {good} {bad or 'HEAD'}`?"
     if extra is None or context is None:
         return None
     from omni_cli.config.bundled import bundled_profiles
@@ -285,7 +293,7 @@ def _names(context: Any) -> list[str]:
 def _message(error: Any) -> str:
     """Return Typer's sentence without its capital, full stop and quotation marks."""
     param = getattr(error, "param", None)
-    detail = error.message.rstrip(".")
+    detail = error.message.rstrip(".").removeprefix("Value error, ")
     if param is not None and type(error).__name__ == "MissingParameter":
         text = f"missing {param.param_type_name} `{_name(param)}`"
     elif param is not None:
@@ -318,7 +326,6 @@ def _option_hint(option: str, context: Any) -> str | None:
         return f"it is an argument: leave out `{option}`"
     if "--set" in known and (key := _key(_SYNONYMS.get(option, option))):
         return f"did you mean `--set {key}=VALUE`? `omni profiles show` prints the stages and their keys"
-    # Short words that only share their dashes are not typos of each other.
     suggestion = suggest(option, [*known, "--help"], cutoff=0.75)
     if suggestion is None and context.parent is None:
         return f"options of a command follow its name; see `{context.command_path} --help`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,8 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
 
     record = load_record(a)
     if b is not None or len(record.variants) != 1:
-        raise UsageError("`--self-check` needs one record of a single variant", hint=f"omni compare {a} --self-check")
+        hint = "measure one: `omni bench --output-json FILE` without `--vary`" if b is None else f"leave out `{b}`"
+        raise UsageError("`--self-check` needs one record of a single variant", hint=hint)
     refuse_failed(record, a)
     check = self_check(record.variants[0])
     if as_json:
@@ -113,6 +114,8 @@ def compare_files(
     allowed: Sequence[str] = (),
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
+    from msgspec.structs import replace
+
     from omni_cli.records.importers.building import Imported
     from omni_cli.records.importers.files import load_newest
     from omni_cli.records.results import RecordOrigin
@@ -120,7 +123,7 @@ def compare_files(
     from omni_cli.report.comparison_words import Labels
     from omni_cli.report.disturbance_words import disturbance_warnings
     from omni_cli.report.view import Note
-    from omni_cli.stats.comparable import disturbances
+    from omni_cli.stats.comparable import disturbances, split_allowed
     from omni_cli.stats.compare import MARGIN
     from omni_cli.stats.gate import check_limits
     from omni_cli.stats.verdicts import compare_records, compare_within
@@ -150,6 +153,9 @@ def compare_files(
     elif record_b is not record_a:
         notes.append(Note("both records are the same measurement", "measure again to see the noise between two runs"))
     notes += [Note(f"{name}: {text}") for name, item in zip(names, (a, b), strict=True) for text in item.missing]
+    excused = [*result.differences, *(item for pair in result.pairs for item in pair.differences)]
+    unused = [name for name in allowed if result.mismatches and not split_allowed(excused, [name])[1]]
+    notes += [Note(f"`--allow-difference {name}` names none of the fields that differ") for name in unused]
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)
         notes += [replace(note, message=f"{name}: {note.message}") for note in warned]

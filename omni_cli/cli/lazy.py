@@ -157,6 +157,10 @@ class _LateConversion:
                 return number
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
+        if kind in _NUMBERS and "," in str(value):
+            has_vary = any("--vary" in other.opts for other in ctx.command.params)
+            hint = f"`--vary KEY={value}` compares several" if has_vary else None
+            raise UsageError(f"invalid value for `{max(param.opts, key=len)}`: `{value}` is not one number", hint=hint)
         return build_runtime_param(self.param.type_descriptor).coerce(value, param=param, ctx=ctx)
 
 

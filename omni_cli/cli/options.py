@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import secrets
 from collections.abc import Collection, Iterable
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from omni_cli.cli.terminal import console
 from omni_cli.config.bounds import NUM_RANDOM_SEEDS
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.core.errors import OmniError, OutputError, UsageError
-from omni_cli.core.files import write_whole
+from omni_cli.core.files import reason_of, write_whole
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
@@ -95,6 +94,8 @@ LoraOption = Annotated[
 def parse_seed(text: str) -> int:
     """Parse a seed; `random` draws one."""
     if text == "random":
+        import secrets
+
         return secrets.randbelow(NUM_RANDOM_SEEDS)
     try:
         return int(text)
@@ -285,8 +286,7 @@ def write_report(path: Path, text: str) -> None:
     try:
         write_whole(path, text.encode("utf-8", errors="replace"))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"cannot write `{path}`: {reason}") from error
+        raise OutputError(f"cannot write `{path}`: {reason_of(error)}") from error
 
 
 def write_view(view: View, suite: str, markdown: Path | None, junit: Path | None = None) -> None:

@@ -40,6 +40,13 @@ def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -
     from omni_cli.config.bundled import find_profile
     from omni_cli.measure.bench.profile_source import ProfileSource
 
+    number = options.profile or ""
+    if number.isdigit() and not Path(number).exists():
+        meant = {"port": f"did you mean `--port {number}`?", "url": f"did you mean `--url http://127.0.0.1:{number}`?"}
+        hint = next(
+            (meant[name] for name in meant if hasattr(options, name)), "`omni profiles list` prints their names"
+        )
+        raise UsageError(f"no profile named `{number}`: `-p` is `--profile`", hint=hint)
     path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
     overrides = tuple(options.set_ or ())
     source = ProfileSource(str(path.absolute()), overrides, options.model, options.seed, options.trust_remote_code)

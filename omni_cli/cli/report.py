@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ def report(options: ReportOptions) -> None:
         _write_smaller_is_better(options.smaller_is_better, records)
         return
     _check_output(output, records)
+    if output.suffix not in ("", ".html", ".htm"):
+        console.print_warning(f"`{output}` gets an HTML page, whatever its name")
     _need_libraries()
     from omni_cli.cli.report_documents import load_view
     from omni_cli.report.html.page import render_page
@@ -66,6 +68,8 @@ def report(options: ReportOptions) -> None:
 
 def _comparison(a: Path, b: Path) -> list[View]:
     """Return what comes of comparing two records with each other, unless they have nothing in common."""
+    from msgspec.structs import replace
+
     from omni_cli.cli.compare import compare_files
 
     try:

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from omni_cli.core.errors import ProfileError
 from omni_cli.core.text import suggest, visible
 
@@ -34,6 +32,8 @@ def bundled_profiles() -> dict[str, Path]:
 @functools.cache
 def bundled_data() -> dict[str, dict[str, Any]]:
     """Return the bundled profiles as written, by name: without defaults, and without the checks, which take long."""
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return {name: yaml.load(path.read_bytes(), loader) for name, path in bundled_profiles().items()}
 

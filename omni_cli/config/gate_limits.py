@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from omni_cli.config.diagnostics import Diagnostic, SourceText, in_source_order, render_all
 from omni_cli.core.errors import InputError, UsageError
@@ -26,8 +27,7 @@ _MAX_LIMIT = 10.0
 _QUALITY = re.compile(r"\s*([a-z][a-z_]{0,99})\s*(>=|<=)\s*(-?[0-9]{1,9}(?:\.[0-9]{0,9})?(?:e-?[0-9]{1,2})?)\s*")
 
 
-@dataclass(frozen=True)
-class QualityLimit:
+class QualityLimit(Struct, frozen=True):
     """A limit on a measure of outputs that differ, such as `psnr_db>=40`."""
 
     metric: str
@@ -41,8 +41,7 @@ class QualityLimit:
         return value >= self.value if self.relation == ">=" else value <= self.value
 
 
-@dataclass(frozen=True)
-class GateLimits:
+class GateLimits(Struct, frozen=True):
     """The allowed worsening of each metric: 0.05 is 5 %. `places` are the positions of limits in a file.
 
     `max_abs_diff` is None if outputs need not agree, 0 if they must be identical. `memory` limits the memory that the
@@ -65,7 +64,7 @@ class GateLimits:
         if self.memory is None or metric in self.metrics:
             return self
         places = {metric if name == MEMORY else name: place for name, place in self.places.items()}
-        return dataclasses.replace(self, metrics={**self.metrics, metric: self.memory}, places=places, memory=None)
+        return replace(self, metrics={**self.metrics, metric: self.memory}, places=places, memory=None)
 
 
 def parse_fraction(text: str) -> float:

@@ -21,6 +21,7 @@ from omni_cli.config.yaml_tree import (
     parse_yaml,
 )
 from omni_cli.core.errors import ProfileError
+from omni_cli.core.files import reason_of
 from omni_cli.core.text import suggest, visible
 
 
@@ -92,8 +93,7 @@ def _read_tree(path: Path) -> Tree:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ProfileError(f"cannot read profile `{label}`: {reason}") from error
+        raise ProfileError(f"cannot read profile `{label}`: {reason_of(error)}") from error
     if len(content) > MAX_BYTES:
         message = f"larger than {MAX_BYTES // 1024} KiB, the maximum for a profile"
         return _refused_tree(Diagnostic(Location(SourceText(label, ("",))), message))

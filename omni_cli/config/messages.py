@@ -163,8 +163,9 @@ def _other_home(key: str, path: TreePath, data: Any, models: Models) -> str | No
     for family, role in family_roles():
         if key in get_stage_class(role).model_fields:
             return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
-    if kind == "diffusion" and suggest(key, models[str(path[1])].model_fields) is None:
-        return _CALL
+    own = models[str(path[1])].model_fields
+    if kind == "diffusion" and suggest(key, own) is None:
+        return next((f"did you mean `{name}`?" for name in own if name.endswith(f"_{key}")), _CALL)
     return None
 
 

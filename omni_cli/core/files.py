@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, *, replaces: bool = True) -> None:
 
     Unless it `replaces` a file, raises `FileExistsError` for one that is there.
     """
-    temporary = path.with_name(f".omni-{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".omni-{os.urandom(8).hex()}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(content)
@@ -57,7 +57,7 @@ def _move_to_free(source: Path, path: Path) -> None:
 
 def check_writable(folder: Path) -> None:
     """Write a block to a folder and remove it, to fail before minutes of work. Raises `OSError` or `ValueError`."""
-    probe = folder / f".omni-{secrets.token_hex(8)}.probe"
+    probe = folder / f".omni-{os.urandom(8).hex()}.probe"
     try:
         write_whole(probe, bytes(_PROBE_BYTES))
     finally:
@@ -71,10 +71,27 @@ def remove_left_behind(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def allow_open_files(number: int) -> int:
+    """Allow this process and its children this many open files, or as many as the system does; return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft == resource.RLIM_INFINITY:
+        return number
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the system's words for a failure."""
+    if isinstance(error, FileExistsError):
+        return "a file has the name of the folder"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def cannot_write(path: Path, error: OSError | ValueError, option: str = "--output-dir") -> OutputError:
     """The error of a file or folder below that of an option that cannot be written."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return OutputError(f"cannot write `{path}`: {reason}", hint=f"choose another folder with `{option}`")
+    return OutputError(f"cannot write `{path}`: {reason_of(error)}", hint=f"choose another folder with `{option}`")
 
 
 # Linux's limit, in bytes.
@@ -109,7 +126,7 @@ def scratch_folder(prefix: str, parent: str | Path | None = None, *, mode: int =
 
     A folder that is renamed stays. Raises `OSError` if it cannot be created.
     """
-    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{secrets.token_hex(4)}"
+    folder = Path(parent or temporary_folder(0)).absolute() / f"{prefix}{os.urandom(4).hex()}"
     remover, null = ["sh", "-c", _REMOVER, str(folder)], subprocess.DEVNULL
     try:
         # Inside `try`, because an interrupt may arrive just when the folder has been created.

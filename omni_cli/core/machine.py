@@ -291,17 +291,6 @@ def _stat(folder: Path, *names: str) -> int:
     return next((int(counters[name]) for name in names if name in counters), 0)
 
 
-def allow_open_files(number: int) -> int:
-    """Allow this process and its children this many open files, or as many as the system does; return how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = number if hard == resource.RLIM_INFINITY else min(number, hard)
-    if soft == resource.RLIM_INFINITY:
-        return number
-    if soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(soft, allowed)
-
-
 def known_failure(error: BaseException) -> OmniError | None:
     """Return an exception as the error to show: itself, or the limit that it, or a cause of it, is about; else None."""
     if isinstance(error, OmniError):

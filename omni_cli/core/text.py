@@ -7,9 +7,15 @@ from difflib import get_close_matches
 
 
 def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return `did you mean ...?` for the closest known word; None if none has a similarity of `cutoff`, 0 to 1."""
-    near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
-    return f"did you mean `{near[0]}`?" if near else None
+    """Return `did you mean ...?` for the closest known word; None if none has a similarity of `cutoff`, 0 to 1.
+
+    The dashes of options are no similarity. A word of one or two letters is that of which alone it is the beginning.
+    """
+    names = {name.lstrip("-"): name for name in known}
+    bare = word[:100].lstrip("-")
+    begun = [name for name in names if name.startswith(bare)]
+    near = get_close_matches(bare, names, n=1, cutoff=cutoff) if len(bare) > 2 else begun if len(begun) == 1 else ()
+    return f"did you mean `{names[near[0]]}`?" if near else None
 
 
 def visible(text: str, limit: int = 200) -> str:

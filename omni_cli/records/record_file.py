@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omni_cli.core.errors import InputError, OutputError
-from omni_cli.core.files import write_whole
+from omni_cli.core.files import reason_of, write_whole
 from omni_cli.core.text import visible
 
 MAX_BYTES = 256 * 2**20
@@ -22,8 +21,7 @@ MAX_BYTES = 256 * 2**20
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """A kind of record: its name in messages, its schema (`omni.bench/1`), the command that writes it, and the hint if
     it is broken. `renamed` maps each earlier schema, whose records can still be read, to the new names of its keys."""
 
@@ -31,7 +29,7 @@ class Kind:
     schema: str
     source: str
     again: str
-    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    renamed: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
 
 
 def utc_now() -> str:
@@ -59,8 +57,7 @@ def save_record(record: msgspec.Struct, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise OutputError(f"cannot write the record `{path}`: {reason}") from error
+        raise OutputError(f"cannot write the record `{path}`: {reason_of(error)}") from error
 
 
 def read_document(path: Path, struct: type[Struct], kind: Kind) -> tuple[dict[str, Any], Struct]:
@@ -110,8 +107,7 @@ def read_bytes(label: str, path: Path, kind: Kind) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot read the record `{label}`: {reason}") from error
+        raise InputError(f"cannot read the record `{label}`: {reason_of(error)}") from error
     if len(content) > MAX_BYTES:
         raise InputError(f"`{label}` is larger than {MAX_BYTES // 2**20} MiB, the maximum for a {kind.name}")
     if not content.strip():

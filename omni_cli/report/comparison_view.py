@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from omni_cli.core.errors import ExitCode
 from omni_cli.records.metrics import E2E, higher_is_better

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
+from msgspec.structs import replace
 
 from omni_cli.records.metrics import ALLOCATED, DELETIONS, E2E, RESOLUTION, WER, is_energy
 from omni_cli.records.record import num_requests
@@ -37,8 +37,7 @@ from omni_cli.report.view import Note
 from omni_cli.stats.verdicts import ComparisonResult, Pair
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """Names of the two sides of a comparison, for variants of the same name; with that name if there are `several`."""
 
     a: str
@@ -284,17 +283,17 @@ def not_comparable(mismatches: Sequence[Difference]) -> Note:
     return Note("not comparable: " + mismatch_list(mismatches), hint)
 
 
-def mismatch_list(mismatches: Sequence[Difference]) -> str:
+def mismatch_list(mismatches: Sequence[Difference], most: int = 5, sides: str = "{} against {}") -> str:
     """Format as `workload.batch_size (1 against 8), ...`."""
-    listed = [f"{one_line(item.field)} ({_sides(item)})" for item in mismatches[:5]]
+    listed = [f"{one_line(item.field)} ({_sides(item, sides)})" for item in mismatches[:most]]
     left = len(mismatches) - len(listed)
     return ", ".join([*listed, *([f"{left} more"] if left else [])])
 
 
-def _sides(item: Difference) -> str:
+def _sides(item: Difference, sides: str) -> str:
     """Format the two values; a condition of one server has one sentence."""
     is_alone = item.field.startswith("conditions.") and isinstance(item.b, str)
-    return one_line(item.b) if is_alone else f"{one_line(item.a)} against {one_line(item.b)}"
+    return one_line(item.b) if is_alone else sides.format(one_line(item.a), one_line(item.b))
 
 
 def _open(metric: GateMetric) -> str:

@@ -53,7 +53,7 @@ _DISTURBANCES = {
     ),
     "short answers": (
         "{variant}: {requests} of the answers are shorter than asked: {tokens} on average",
-        "`--ignore-eos` asks a server that can for whole ones",
+        "set an `--output-len` that they reach: the server may not know `ignore_eos`, which asks for whole ones",
     ),
     "cut window": (
         "{variant}: its last window was interrupted: {theirs:.0f} of its requests had no answer yet, for up to {lag}, "

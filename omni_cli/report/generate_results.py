@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import msgspec
 
 from omni_cli.config.families import has_random_weights
 from omni_cli.config.schema import EngineConfig
@@ -52,16 +53,14 @@ def preview_path(video: Path) -> Path:
     return video.with_suffix(".preview.webp")
 
 
-@dataclass(frozen=True)
-class WrittenOutput:
+class WrittenOutput(msgspec.Struct, frozen=True):
     """An output and its file; `path` is None for text."""
 
     output: Output
     path: Path | None = None
 
 
-@dataclass(frozen=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, frozen=True):
     """`error` is None for a finished request; a failed one keeps the outputs that were complete.
 
     `place` is FILE:LINE of a JSONL line; `total_s` is from submission to the end, as the user experiences it.

@@ -11,7 +11,8 @@ import numpy as np
 
 from omni_cli.core.text import visible
 from omni_cli.records.metrics import get_unit
-from omni_cli.records.results import Difference, HistoryChange, HistoryRecord, HistorySeries
+from omni_cli.records.results import HistoryChange, HistoryRecord, HistorySeries
+from omni_cli.report.comparison_words import mismatch_list
 from omni_cli.report.units import (
     count,
     get_scale,
@@ -121,9 +122,8 @@ def _series_section(series: HistorySeries) -> Section:
     parts: list[Element | None] = [_figure(series) if len(series.points) > 1 else None]
     parts += [Lines(_draw(series))] if series.changes else []
     if series.differences:
-        parts.append(
-            Paragraph(f"a series of its own since {series.points[0].created[:10]}: {_list(series.differences)}")
-        )
+        why = mismatch_list(series.differences, 3, "{} before, {} now")
+        parts.append(Paragraph(f"a series of its own since {series.points[0].created[:10]}: {why}"))
     for number, change in enumerate(series.changes, start=1):
         parts.append(Paragraph(f"({number}) {_change_sentence(series, change)}"))
     return Section(title, parts, heading=title)
@@ -151,12 +151,6 @@ def _commits(series: HistorySeries, change: HistoryChange) -> str:
         return f"commits {one_line(change.good[:_COMMIT_DIGITS])}..{one_line(change.bad[:_COMMIT_DIGITS])}"
     dates = [series.points[number].created[:10] for number in (change.earliest - 1, change.latest)]
     return f"between {dates[0]} and {dates[1]}, of unknown commits"
-
-
-def _list(differences: Sequence[Difference]) -> str:
-    listed = [f"{one_line(item.field)} ({one_line(item.a)} before, {one_line(item.b)} now)" for item in differences[:3]]
-    left = len(differences) - len(listed)
-    return ", ".join([*listed, *([f"{count(left, 'more difference')}"] if left else [])])
 
 
 def _figure(series: HistorySeries) -> Figure:

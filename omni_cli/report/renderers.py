@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from xml.etree import ElementTree
 
 from omni_cli.report.tables import align
 from omni_cli.report.view import Changes, Element, LimitList, Lines, Note, Paragraph, Section, Table, View
@@ -108,6 +107,8 @@ def cell(value: str, *, code: bool = False) -> str:
 
 def to_junit(view: View, name: str) -> str:
     """Return a suite of that name with its numbers of cases. Characters that XML cannot represent become `?`."""
+    from xml.etree import ElementTree
+
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(root, "testsuite", name=_NOT_XML.sub("?", name))
     for tag, plural in _PLURALS.items():

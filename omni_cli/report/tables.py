@@ -7,9 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from omni_cli.core.machine import PlannedMemory
 from omni_cli.report.units import memory
+
+if TYPE_CHECKING:
+    from omni_cli.core.machine import PlannedMemory
 
 _BREAK = re.compile(r"(?<=,)(?=[^\s\d])|(?<!\d) (?![^\[]*\])| (?=\[)")
 """Where a cell may go on in the next line: not in an interval, and not between a number and its unit."""

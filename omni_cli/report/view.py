@@ -6,8 +6,9 @@ One function per kind of record makes its view; `renderers` and `html.page` show
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
+
+from msgspec import Struct, field
 
 T = TypeVar("T")
 
@@ -23,8 +24,7 @@ MAX_DOTS = 800
 """If a series has more values than this, only every second, third, ... is drawn."""
 
 
-@dataclass(frozen=True)
-class ChartRow:
+class ChartRow(Struct, frozen=True):
     """A named row of a chart: `bars` as (start, length), `dots`, or a `centre` with its bounds; `text` are its values.
 
     `heading` is a line above it that begins a group.
@@ -41,8 +41,7 @@ class ChartRow:
     strong: bool = False
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """Rows on one axis: of bars from 0, of values, or with a `margin` of ratios around 1, where it is shaded."""
 
     rows: tuple[ChartRow, ...]
@@ -50,8 +49,7 @@ class Rows:
     margin: float | None = None
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True):
     """Values over a panel's axis. The xs of a `step` and of an `area` are edges, one more than there are values."""
 
     style: Literal["line", "thin", "dots", "rings", "diamond", "step", "area"]
@@ -60,8 +58,7 @@ class Series:
     colour: Colour = "muted"
 
 
-@dataclass(frozen=True)
-class Shade:
+class Shade(Struct, frozen=True):
     """A shaded stretch of the axis."""
 
     start: float
@@ -70,8 +67,7 @@ class Shade:
     label: str = ""
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """Series on one scale, which reaches over `bounds` at least."""
 
     name: str
@@ -81,8 +77,7 @@ class Panel:
     spans: tuple[Shade, ...] = ()
 
 
-@dataclass(frozen=True)
-class Panels:
+class Panels(Struct, frozen=True):
     """Panels below one another with the same axis, over `ends`; `numbered` is an axis of integers."""
 
     panels: tuple[Panel, ...]
@@ -92,8 +87,7 @@ class Panels:
     height: int = 145
 
 
-@dataclass(frozen=True)
-class Trade:
+class Trade(Struct, frozen=True):
     """A setting: its cost over that of another, and another value that matters, both with bounds."""
 
     name: str
@@ -105,8 +99,7 @@ class Trade:
     value_bounds: Bounds = None
 
 
-@dataclass(frozen=True)
-class Trades:
+class Trades(Struct, frozen=True):
     """Settings by their cost and by another value; a line joins those on the front."""
 
     rows: tuple[Trade, ...]
@@ -122,8 +115,7 @@ def keep_some(values: Sequence[float]) -> Sequence[float]:
     return values[:: -(-len(values) // MAX_DOTS)] if values else values
 
 
-@dataclass(frozen=True, kw_only=True)
-class Element:
+class Element(Struct, frozen=True, kw_only=True):
     """A part of a section. `only` is the output that it is for: `text` is a terminal or Markdown, None means both."""
 
     only: Output | None = None
@@ -133,8 +125,7 @@ class Element:
         return type(self).__name__.lower()
 
 
-@dataclass(frozen=True)
-class Table(Element):
+class Table(Element, frozen=True):
     """`numeric` are the columns whose cells are right-aligned. Every row has as many cells as `columns`, if any.
 
     A `folded` table shows only its caption on a page until it is opened. In text, `lead` is the line above it, which
@@ -150,22 +141,19 @@ class Table(Element):
     most: int | None = None
 
 
-@dataclass(frozen=True)
-class Paragraph(Element):
+class Paragraph(Element, frozen=True):
     """A sentence or more; backticks enclose code."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Lines(Element):
+class Lines(Element, frozen=True):
     """Lines for a terminal, as they are."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Changes(Element):
+class Changes(Element, frozen=True):
     """Intended differences as (field, before, after)."""
 
     rows: tuple[tuple[str, str, str], ...]
@@ -176,8 +164,7 @@ class Changes(Element):
         return f"Differs only in: {listed}" if listed else "No setting differs"
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """A limit, both values, the change and the verdict; `case` names it where nothing else is near.
 
     `reason` is why it has no verdict.
@@ -193,8 +180,7 @@ class Limit:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class LimitList(Element):
+class LimitList(Element, frozen=True):
     """The limits of a gate, and why some were not judged."""
 
     caption: str
@@ -202,8 +188,7 @@ class LimitList(Element):
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Figure(Element):
+class Figure(Element, frozen=True):
     """A chart, a sentence or two on what it shows, and a table of its values."""
 
     title: str
@@ -212,24 +197,21 @@ class Figure(Element):
     table: Table
 
 
-@dataclass(frozen=True)
-class Facts(Element):
+class Facts(Element, frozen=True):
     """Names with their values."""
 
     title: str
     rows: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Code(Element):
+class Code(Element, frozen=True):
     """A command to copy."""
 
     title: str
     text: str
 
 
-@dataclass(frozen=True)
-class Medium:
+class Medium(Struct, frozen=True):
     """An image or a player. `source` is a `data:` URL of checked bytes; None for bytes that are neither."""
 
     kind: Literal["image", "audio"]
@@ -237,16 +219,14 @@ class Medium:
     source: str | None
 
 
-@dataclass(frozen=True)
-class Gallery(Element):
+class Gallery(Element, frozen=True):
     """Images and players side by side."""
 
     title: str
     items: tuple[Medium, ...]
 
 
-@dataclass(frozen=True)
-class Words(Element):
+class Words(Element, frozen=True):
     """Two texts, each as its beginning, the part that differs, and its end."""
 
     title: str
@@ -254,8 +234,7 @@ class Words(Element):
     got: tuple[str, str, str]
 
 
-@dataclass(frozen=True)
-class Blink(Element):
+class Blink(Element, frozen=True):
     """Two images in one place, with a switch between them."""
 
     title: str
@@ -263,8 +242,7 @@ class Blink(Element):
     got: Medium
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Struct, frozen=True):
     """Parts under a title on a page. In text, `heading` is the line above them, and they are indented below it."""
 
     title: str
@@ -273,8 +251,7 @@ class Section:
     only: Output | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A word, and the sentences that explain it."""
 
     word: str
@@ -282,8 +259,7 @@ class Verdict:
     sentences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """A warning or the reason of a failure, with the action to take."""
 
     message: str
@@ -291,8 +267,7 @@ class Note:
     label: str = "Warning"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """A test of JUnit's: passed without an `outcome`; `word` is the verdict."""
 
     group: str
@@ -302,8 +277,7 @@ class Case:
     message: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """One record. `kind` is its kind (`Benchmark`), `title` the measured subject, `details` the conditions.
 
     A text begins with `heading` and ends with `closing`; Markdown begins with `headline`, and with `failure`, the

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from omni_cli.core.errors import InputError
+from omni_cli.core.files import reason_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,8 +47,7 @@ def open_input(path: Path, what: str) -> BinaryIO:
             raise InputError(f"the {what} `{path}` is not a regular file")
         file = path.open("rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"cannot open the {what} `{path}`: {reason}") from error
+        raise InputError(f"cannot open the {what} `{path}`: {reason_of(error)}") from error
     if path.stat().st_size == 0:
         file.close()
         raise InputError(f"the {what} `{path}` is empty (0 bytes)")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from omni_cli.core.errors import CheckpointError, InputError
+from omni_cli.core.text import suggest
 from omni_cli.requests.checks import ArgumentText
 from omni_cli.requests.contents import get_items
 from omni_cli.requests.fields import FIELDS
@@ -187,8 +187,7 @@ class PipelineCall:
             names = sorted(
                 known for known in self.arguments if self.get_field(known) == "arg" and self.is_listed(known)
             )
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else "it takes " + ", ".join(f"`{n}`" for n in names)
+            hint = suggest(name, names) or "it takes " + ", ".join(f"`{n}`" for n in names)
             raise InputError(f"the pipeline's call has no argument `{_cut(name)}`", hint=hint)
         argument = self.arguments[name]
         if not is_possible(argument.types):

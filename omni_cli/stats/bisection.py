@@ -18,7 +18,6 @@ their verdicts are certain.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist, fmean
 
@@ -67,8 +66,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
 
 
-@dataclass(frozen=True)
-class NextTrial:
+class NextTrial(msgspec.Struct, frozen=True):
     """The next comparison; `limit` is None where only outputs are compared."""
 
     a: int
@@ -88,8 +86,7 @@ class SearchOutcome(Enum):
     NOT_COMPARABLE = "not comparable"
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(msgspec.Struct, frozen=True):
     """The trials so far. `limit` is the worsening that counts, None if outputs have to be identical."""
 
     last: int

@@ -6,7 +6,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import msgspec
@@ -66,8 +65,7 @@ def shared_metrics(a: Variant, b: Variant) -> tuple[str, ...]:
     return tuple(name for name in metric_names(a) if name in others)
 
 
-@dataclass(frozen=True)
-class PairedBlocks:
+class PairedBlocks(msgspec.Struct, frozen=True):
     """The logarithms of the blocks of two variants in one metric, `a` float64 (n,) and `b` (m,).
 
     `is_paired`: item i of both belongs together. `medians` are those of all samples, `floor` is the least standard
@@ -181,8 +179,7 @@ def _block_medians(pairs: Sequence[tuple[int, float]], counted: bool) -> tuple[n
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
 
 
-@dataclass(frozen=True)
-class Total:
+class Total(msgspec.Struct, frozen=True):
     """A count or rate of all windows: their amount over their seconds, or over their requests for a share or a mean.
 
     `values` float64 (n,) are the rate plus what each block adds to it, so that their mean is the rate and their spread
@@ -276,8 +273,7 @@ def are_interleaved(a: Variant, b: Variant) -> bool:
     return slots_a.isdisjoint(slots_b) and not {s.block for s in a.samples}.isdisjoint(s.block for s in b.samples)
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(msgspec.Struct, frozen=True):
     """`values` float64 (m,): means of batches of consecutive blocks, m <= n. `inflation`, 1 or more, is the factor by
     which the standard error of their centre is too small because batches of more than `length` blocks left too few."""
 

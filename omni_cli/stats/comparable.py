@@ -10,10 +10,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from omni_cli.records.metrics import E2E, HEARD, STUTTER, WORDS
 from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
@@ -200,8 +200,7 @@ def _list_amounts(amounts: tuple[float | None, ...]) -> str:
     return ", ".join(shown) + (", ..." if len(amounts) > _MAX_LISTED else "")
 
 
-@dataclass(frozen=True)
-class Disturbance:
+class Disturbance(Struct, frozen=True):
     """`share` is of the time; `amount` is the size while it lasted: cores, a share of periods, or of the clock.
 
     `causes` (`power_cap`, `thermal`, ...) belong to a throttled `device`. For a client that sent requests of `variant`

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
-import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
@@ -60,8 +59,7 @@ PREPARED_MODES = frozenset({"execution", "cudagraph_mode"})
 MODES = PREPARED_MODES | {"output_copy"}
 
 
-@dataclass(frozen=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """Logarithms of how much longer something that was not measured may have made the times of a and of b, without a
     limit if infinite; `reason` is the sentence on it."""
 
@@ -74,8 +72,7 @@ class Doubt:
         return worsening[0] - self.b, worsening[1] + self.a
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """A comparison with what a gate needs beyond it.
 
     `level` is the two-sided error of the interval at this look; `estimate` is of the log ratio, None if there are no
@@ -84,7 +81,7 @@ class Compared:
 
     result: Comparison
     level: float
-    estimate: Estimate | None = field(default=None, repr=False, compare=False)
+    estimate: Estimate | None = None
     doubt: Doubt | None = None
     block_s: float = 0.0
 
@@ -129,7 +126,7 @@ def block_time(*variants: Variant) -> float:
 
 def _time(compared: Compared) -> Compared:
     seconds = compared.seconds(compared.result.blocks_needed)
-    return replace(compared, result=msgspec.structs.replace(compared.result, seconds_needed=seconds or UNSET))
+    return replace(compared, result=replace(compared.result, seconds_needed=seconds or UNSET))
 
 
 def get_verdict(interval: tuple[float, float], margin: float, *, higher: bool) -> Verdict:
@@ -164,19 +161,19 @@ def _compare(
     )  # fmt: skip
     if not np.isfinite(pairs.a).all() or not np.isfinite(pairs.b).all() or blocks == 0:
         reason = "some values are 0" if blocks else pairs.missing
-        return Compared(msgspec.structs.replace(empty, reason=reason), level)
+        return Compared(replace(empty, reason=reason), level)
     estimate = _estimate(pairs, sampling)
     if pairs.floor:
         estimate = of_counts(estimate, pairs.floor)
     centre = _centre_of_a(pairs, sampling)
     of_ratio = {"a_centre": math.exp(centre), "b_centre": math.exp(centre + estimate.centre)}
-    result = _judge(msgspec.structs.replace(empty, **of_ratio), estimate, level)
+    result = _judge(replace(empty, **of_ratio), estimate, level)
     if pairs.num_blocks is not None and estimate.units < MIN_BLOCKS:
         reason = f"{len(pairs.a)} different sentences; a verdict needs {MIN_BLOCKS}"
-        result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
+        result = replace(result, reason=reason, blocks_needed=None)
     if pairs.is_lone_queue:
         reason = "requests that were all sent at once are one measurement, comparable with 10 or more others, as many"
-        result = msgspec.structs.replace(result, reason=reason, blocks_needed=None)
+        result = replace(result, reason=reason, blocks_needed=None)
     return Compared(result, level, estimate)
 
 
@@ -189,7 +186,7 @@ def _withhold(compared: Compared, doubt: Doubt) -> Compared:
     low, high = sorted(sign * bound for bound in compared.estimate.interval(compared.level))
     if get_verdict(doubt.widen((low, high)), item.margin, higher=False) == item.verdict:
         return compared
-    doubted = msgspec.structs.replace(item, verdict="inconclusive", reason=doubt.reason, blocks_needed=None)
+    doubted = replace(item, verdict="inconclusive", reason=doubt.reason, blocks_needed=None)
     return replace(compared, result=doubted)
 
 
@@ -226,17 +223,17 @@ def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     assert empty.a_median is not None and empty.b_median is not None  # both have blocks
     least = RESOLUTION.get(empty.metric, 0.0)
     ratio_of_medians = max(empty.b_median, least) / max(empty.a_median, least)
-    comparison = msgspec.structs.replace(empty, ratio=math.exp(estimate.centre), ratio_of_medians=ratio_of_medians)
+    comparison = replace(empty, ratio=math.exp(estimate.centre), ratio_of_medians=ratio_of_medians)
     if estimate.units < MIN_BLOCKS:
         reason = f"{'1 block' if blocks == 1 else f'{blocks} blocks'}; a verdict needs {MIN_BLOCKS}"
-        return msgspec.structs.replace(comparison, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
+        return replace(comparison, blocks_needed=MIN_BLOCKS - blocks, reason=reason)
     interval = estimate.interval(level)
     verdict = get_verdict(interval, empty.margin, higher=higher_is_better(empty.metric))
     needed: int | UnsetType | None = UNSET
     if verdict == "inconclusive":
         gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
         needed = blocks_needed(estimate, blocks, gap, level)
-    return msgspec.structs.replace(comparison, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
+    return replace(comparison, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
 
 
 def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
+import msgspec
 import numpy as np
 
 TRIM = 0.2
@@ -153,8 +154,7 @@ def attainment_interval(blocks: Sequence[float] | np.ndarray, num_requests: floa
     return centre - half, centre + half
 
 
-@dataclass(frozen=True)
-class _Resampled:
+class _Resampled(msgspec.Struct, frozen=True):
     """A centre with its variance; for each resample, the error of its centre and its variance."""
 
     centre: float
@@ -181,8 +181,7 @@ class _Resampled:
         return cls(middle + centre, float(variance), sums / kept - centre, variances)
 
 
-@dataclass(frozen=True)
-class _Draws:
+class _Draws(msgspec.Struct, frozen=True):
     """Draws of n ranks with replacement, (RESAMPLES, n): how often each rank is kept after trimming, and the lowest and
     the highest rank that are kept. Ranks instead of values, so that no resample has to be sorted."""
 

@@ -17,7 +17,18 @@ from msgspec import UNSET
 from omni_cli.config.gate_limits import GateLimits, QualityLimit
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest, visible
-from omni_cli.records.metrics import ALLOCATED, ENERGY, ENERGY_PER, GATED_MEMORY, HOST_RSS, higher_is_better, is_energy
+from omni_cli.records.metrics import (
+    ALLOCATED,
+    ENERGY,
+    ENERGY_PER,
+    GATED_MEMORY,
+    HOST_RSS,
+    METRICS,
+    PERCENTILES,
+    higher_is_better,
+    is_energy,
+    percentile_name,
+)  # fmt: skip
 from omni_cli.records.record import Record
 from omni_cli.records.results import (
     Comparison,
@@ -84,6 +95,12 @@ def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
     variants = [variant for record in records for variant in record.variants]
     if limits is not None and not any(variant.failure for variant in variants):
         check_metrics(limits.metrics, [name for variant in variants for name in metric_names(variant)], limits.places)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `UsageError` for a metric that no measurement of ours has, before there is one."""
+    shares = [percentile_name(name, share) for name in METRICS if name.endswith("_s") for share in PERCENTILES]
+    check_metrics((name.rpartition(".")[2] for name in names), [*METRICS, *shares])
 
 
 def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from statistics import NormalDist
 
@@ -74,8 +73,7 @@ _NIGHT = timedelta(hours=24)  # the records of one night count together
 _ORDER: tuple[GateVerdict, ...] = ("failed", "regression", "inconclusive", "not comparable", "pass")
 
 
-@dataclass(frozen=True)
-class Shift:
+class Shift(msgspec.Struct, frozen=True):
     """A change between the records `at - 1` and `at`, first seen at the record `found`, all counted from 0.
 
     It lies between the records `earliest - 1` and `latest`. `size` is in the unit of the values.
@@ -89,8 +87,7 @@ class Shift:
     standard_error: float
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """The steps of a series, and the smallest size that its newest records would have shown in 80 % of the cases.
 
     That is None if there are too few records, in all or since the last step.
@@ -182,7 +179,7 @@ def _measure(values: np.ndarray, shifts: Sequence[Shift], spread: float) -> Iter
     for begin, shift, end in zip(edges, shifts, edges[2:], strict=False):
         before, after = values[max(begin, shift.at - REFERENCE) : shift.at], values[shift.at : end][:REFERENCE]
         size, error = _difference(before, after, spread)
-        yield replace(shift, size=size, standard_error=error)
+        yield msgspec.structs.replace(shift, size=size, standard_error=error)
 
 
 def _slope(*parts: np.ndarray) -> float:
@@ -200,14 +197,13 @@ def _deviation(values: np.ndarray, over: Callable[[np.ndarray], float]) -> float
     return float(over(np.abs(values - np.median(values))))
 
 
-@dataclass
-class _Group:
+class _Group(msgspec.Struct):
     """Comparable runs of one variant and workload; `differences` are those of its first run from the group before."""
 
     differences: tuple[Difference, ...]
     is_current: bool = False
     label: str = ""
-    runs: list[tuple[Kept, Variant]] = field(default_factory=list)
+    runs: list[tuple[Kept, Variant]] = msgspec.field(default_factory=list)
 
 
 def get_history(

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
@@ -49,8 +48,7 @@ Batch = Mapping[str, Mapping[int, float]]
 """The log cost of each setting that finished a batch, by block; less is better."""
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """The log cost of one setting over that of another: the mean over `rounds`, its interval of 95 %, and the largest
     value that the race has not excluded."""
 
@@ -60,12 +58,11 @@ class Gap:
     upper: float = math.inf
 
 
-@dataclass
-class _Pair:
+class _Pair(msgspec.Struct):
     """The values of a pair's common rounds among the first `seen`, and the smallest bound of all looks, which hold
     together."""
 
-    values: list[float] = field(default_factory=list)
+    values: list[float] = msgspec.field(default_factory=list)
     upper: float = math.inf
     seen: int = 0
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -51,8 +50,7 @@ class RateTrial(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class RateSearch:
+class RateSearch(msgspec.Struct, frozen=True):
     """The rates so far; `first` is the first one."""
 
     first: float
@@ -82,8 +80,7 @@ class RateSearch:
         return None if gap <= 1 + PRECISION else start * math.sqrt(gap)
 
 
-@dataclass(frozen=True)
-class AttainmentSpec(ComparisonSpec):
+class AttainmentSpec(ComparisonSpec, frozen=True):
     """`target` of the requests have to be within the SLO (0.9 is 90 %)."""
 
     target: float = 0.9

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
+from msgspec.structs import replace
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
@@ -44,8 +43,7 @@ NARROW = 0.01
 """A single variant is measured until the half width of its median's interval is below this share of the median."""
 
 
-@dataclass(frozen=True)
-class ComparisonSpec:
+class ComparisonSpec(Struct, frozen=True):
     """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants;
     `strict`: servers under unequal conditions are not comparable."""
 
@@ -98,8 +96,7 @@ class ComparisonSpec:
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
 
 
-@dataclass(frozen=True)
-class BenchmarkReport:
+class BenchmarkReport(Struct, frozen=True, dict=True):
     """`within` compares the record's own variants, `against_baseline` an earlier record with this one."""
 
     record: Record
@@ -138,12 +135,9 @@ class BenchmarkReport:
     def complete_record(self) -> Record:
         """Return the record with summaries, comparisons and the gate's verdict."""
         gates = [result.gate for result in self.results if result.gate is not None]
-        return msgspec.structs.replace(
+        return replace(
             self.record,
-            variants=tuple(
-                msgspec.structs.replace(variant, summary=self.summaries[variant.name])
-                for variant in self.record.variants
-            ),
+            variants=tuple(replace(variant, summary=self.summaries[variant.name]) for variant in self.record.variants),
             comparisons=tuple(item for result in self.results for item in result.comparisons),
             gate=gates[0] if gates else None,
         )
@@ -177,8 +171,7 @@ _LEAVES_OUT = "pytest-benchmark"
 """A tool whose files have no sign of a benchmark that failed, except that it is not there."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """Variant `b` against variant `a`.
 
     `mismatches` rule out a verdict. `work` are the amounts of work that a varied setting changed, `differences` all
@@ -194,12 +187,11 @@ class Pair:
     work: tuple[Difference, ...] = ()
     differences: tuple[Difference, ...] = ()
     outputs: Outputs = field(default_factory=Outputs)
-    estimates: tuple[Compared, ...] = field(default=(), repr=False)
+    estimates: tuple[Compared, ...] = ()
     unequal: tuple[Disturbance, ...] = ()
 
 
-@dataclass(frozen=True)
-class ComparisonResult:
+class ComparisonResult(Struct, frozen=True, dict=True):
     """The pairs of variants with their verdicts; `mismatches` and `differences` are those of the records, too.
 
     `unmatched` are variants without a counterpart, `failures` sentences on variants that failed, `missing` on what
@@ -360,7 +352,7 @@ def _pair(
     work = () if unexplained else work
     unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
     comparisons = tuple(
-        msgspec.structs.replace(
+        replace(
             item.result,
             work=work or UNSET,
             conditions=as_differences(unequal) or UNSET,

@@ -13,7 +13,8 @@ import pytest
 
 from omni_cli.core import machine
 from omni_cli.core.errors import UsageError
-from omni_cli.core.machine import allow_open_files, known_failure
+from omni_cli.core.files import allow_open_files
+from omni_cli.core.machine import known_failure
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import difflib
 import enum
 import inspect
 import re
@@ -34,6 +33,7 @@ from PIL import Image
 from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file, read_object
 from omni_cli.core.errors import CheckpointError
+from omni_cli.core.text import suggest
 from omni_cli.requests.contents import CallFile
 from omni_cli.requests.pipeline_call import Argument, PipelineCall
 from omni_cli.requests.value_types import ANY, Types, ValueType
@@ -75,8 +75,7 @@ def class_named(name: str) -> type[Any]:
     pipeline_class = getattr(diffusers, name, None)
     if not isinstance(pipeline_class, type):
         pipelines = [class_name for class_name in dir(diffusers) if class_name.endswith("Pipeline")]
-        near = difflib.get_close_matches(name, pipelines, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"this is diffusers {diffusers.__version__}"
+        hint = suggest(name, pipelines) or f"this is diffusers {diffusers.__version__}"
         raise CheckpointError(f"diffusers has no class `{name}`", hint=hint)
     for package in getattr(pipeline_class, "_backends", ()):  # of a placeholder
         if not BACKENDS_MAPPING[package][0]():

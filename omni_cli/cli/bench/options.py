@@ -94,10 +94,12 @@ class MeasureOptions(GateOptions):
 
     baseline: Path | None = option("--baseline FILE", "Compare with a saved record of the same machine and workload.")
     num_iters: int | None = option(
-        "--num-iters N", "Iterations per variant. Default: until the verdict is reached.", min=1
+        "--num-iters N",
+        "Iterations, or windows of a server, per variant. Default: until the verdict is reached.",
+        min=1,
     )
     num_iters_warmup: int = option(
-        "--num-iters-warmup N", "Warm-up iterations per variant, not counted; at least 1 is run.", default=3, min=0
+        "--num-iters-warmup N", "Warm-up iterations or windows, not counted; at least 1 is run.", default=3, min=0
     )
     time_budget: float | None = option(
         "--time-budget SECONDS",

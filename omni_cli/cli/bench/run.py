@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec.structs import replace
 
 from omni_cli.cli.bench.options import MeasureOptions
 from omni_cli.cli.options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
@@ -33,6 +34,7 @@ from omni_cli.report.shared_parts import short_title
 from omni_cli.report.units import count, duration, quantity, ratio, seconds
 from omni_cli.report.view import View
 from omni_cli.stats.estimate import MIN_BLOCKS
+from omni_cli.stats.gate import check_names
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def read_spec(
     strict: bool = False,
 ) -> ComparisonSpec:
     """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
+    check_names(options.metric or ())
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)

@@ -123,7 +123,9 @@ def bisect(options: BisectOptions) -> int:
     options.check()
     limit = options.limit()
     from omni_cli.measure.bench.bisect import Criterion
+    from omni_cli.stats.gate import check_names
 
+    check_names([options.metric or E2E])
     is_timed = limit is not None and options.max_memory_regression is None
     criterion = Criterion((options.metric or E2E) if is_timed else None, limit)
     bisection = _bisection(options, criterion)

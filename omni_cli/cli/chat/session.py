@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,18 +51,17 @@ class Leave(Exception):
     """The user wants to leave."""
 
 
-@dataclass
-class Conversation:
+class Conversation(msgspec.Struct):
     """`messages` are those of OpenAI's API; `parts` go with the next message; `fields` are set in every request.
 
     `defaults` is the sampling of a request without these fields, where the server tells it.
     """
 
     system: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-    defaults: SamplingValues = field(default_factory=dict)
+    messages: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    fields: dict[str, Any] = {}
+    defaults: SamplingValues = msgspec.field(default_factory=dict)
 
     def ask(self, text: str, model: str) -> bytes:
         """Add a message with the waiting media, and return the request."""

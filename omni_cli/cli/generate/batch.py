@@ -7,10 +7,12 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
@@ -35,8 +37,7 @@ from omni_cli.serve.supervisor import Supervisor
 _URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
 
 
-@dataclass(frozen=True)
-class BatchLine:
+class BatchLine(Struct, frozen=True):
     request_id: str
     place: str
     url: str

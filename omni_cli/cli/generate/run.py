@@ -8,8 +8,11 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
@@ -72,8 +75,7 @@ WorkerT = TypeVar("WorkerT", bound=RequestWorker)
 RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 
-@dataclass(frozen=True)
-class RunOutcome:
+class RunOutcome(Struct, frozen=True):
     """`records` are in the order of the requests, which took `total_s` without loading; `stopped` is why the run ended
     early, if it did."""
 
@@ -183,8 +185,7 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
 MAX_REQUESTS_IN_FLIGHT = 64
 
 
-@dataclass(frozen=True)
-class PendingRequest:
+class PendingRequest(Struct, frozen=True):
     """A usable request; `build` gives it with its files decoded, or raises `InputError`.
 
     `notes` are sentences on what decoding changed, which the user has read; `sampling` is as of `GenerateRequest`.

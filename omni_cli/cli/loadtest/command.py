@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
 from omni_cli.cli.options import reach

@@ -85,12 +85,6 @@ class LoadtestOptions(MeasureOptions):
     strict: bool = option(
         "--strict", "Give no verdict on servers that were measured under unequal conditions.", default=False
     )
-    num_iters: int | None = option(
-        "--num-iters N", "Windows per variant. Default: until the verdict is reached.", min=1
-    )
-    num_iters_warmup: int = option(
-        "--num-iters-warmup N", "Warm-up windows per variant, not counted; at least 1 is run.", default=3, min=0
-    )
     requests: Path | None = option(
         "--requests FILE",
         "Send these instead of generated prompts: ShareGPT's JSON, lines of `omni generate --requests`, OpenAI's "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_cli.cli.loadtest.options import MAX_CONCURRENCY, LoadtestOptions
 from omni_cli.cli.options import read_fraction

@@ -17,8 +17,8 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.progress import say_loading
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
-from omni_cli.core.errors import ExitCode, OutputError
-from omni_cli.core.files import scratch_folder, write_whole
+from omni_cli.core.errors import ExitCode
+from omni_cli.core.files import cannot_write, scratch_folder, write_whole
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.profiling.build import About, build_profile, read_traces
 from omni_cli.measure.profiling.chrome_trace import merged_trace
@@ -91,8 +91,7 @@ def _working_folder(output_dir: Path) -> Iterator[Path]:
         with folder_if_used(output_dir), scratch_folder(".omni-profile-", output_dir) as folder:
             yield folder
     except OSError as error:
-        message = f"cannot write into `{output_dir}`: {error.strerror or error}"
-        raise OutputError(message, hint="choose another folder with `--output-dir`") from error
+        raise cannot_write(output_dir, error) from error
 
 
 def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:

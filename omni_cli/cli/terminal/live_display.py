@@ -70,10 +70,6 @@ class LiveDisplay:
         if not self._refreshes:
             self._live.refresh()
 
-    @property
-    def is_shown(self) -> bool:
-        return self._live is not None
-
     def hide(self) -> None:
         """Clear the display, so that other lines can be written."""
         if self._live is not None:

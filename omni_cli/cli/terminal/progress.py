@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
+
+from msgspec import Struct
 
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
@@ -97,8 +98,7 @@ class LineProgress(ProgressDisplay):
         self._stream.flush()
 
 
-@dataclass
-class StageRow:
+class StageRow(Struct):
     """State of one stage. `done` and `totals` are by request id, in units of `unit`."""
 
     name: str
@@ -106,10 +106,10 @@ class StageRow:
     loading_since: float | None = None
     load_s: float | None = None
     unit: str = "token"
-    done: dict[str, int] = field(default_factory=dict)
-    totals: dict[str, int | None] = field(default_factory=dict)
+    done: dict[str, int] = {}
+    totals: dict[str, int | None] = {}
     first: tuple[float, int] | None = None
-    heard_s: dict[str, tuple[float, float]] = field(default_factory=dict)
+    heard_s: dict[str, tuple[float, float]] = {}
     last_at: float = 0.0
 
     def state(self, now: float) -> str:
@@ -193,12 +193,7 @@ class LiveProgress(ProgressDisplay):
 
     def handle(self, event: Event) -> None:
         self._board.handle(event)
-        was_shown = self._display.is_shown
-        if isinstance(event, StageLoading) and event.info is not None and event.info.warnings:
-            self.hide()
-            super().handle(event)
-            if was_shown:
-                self.show()
+        super().handle(event)  # Rich writes lines on stderr above the table
 
     def show(self) -> None:
         self._display.show()

@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.bench.run import BenchProgress
@@ -48,8 +49,7 @@ _ENDPOINTS = {"tokens_per_second": "chat", "images_per_second": "images"}
 _OF_PROFILES = ("profile", "set_", "requests", "batch_size", "quality", "max_memory")
 
 
-@dataclass(frozen=True)
-class SettingsSearch:
+class SettingsSearch(Struct, frozen=True):
     """The settings to search, and what they are judged by. `plan` plans a batch; `profile` writes a setting as a
     profile, which the load of a server is not."""
 

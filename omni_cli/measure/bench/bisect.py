@@ -13,6 +13,7 @@ import msgspec
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
+from omni_cli.core.files import cannot_write
 from omni_cli.measure.bench.benchmark import Benchmark, Plan
 from omni_cli.measure.bench.commits import BuildError, CommitInfo, Worktrees
 from omni_cli.measure.bench.harness import Watcher
@@ -122,8 +123,7 @@ class SearchFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
         except OSError as error:
-            hint = "choose another folder with `--cache-dir`"
-            raise OutputError(f"cannot write `{self.path}`: {error.strerror}", hint=hint) from error
+            raise cannot_write(self.path, error, "--cache-dir") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

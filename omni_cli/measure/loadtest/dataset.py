@@ -7,9 +7,12 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.core.errors import InputError, UsageError
@@ -47,8 +50,7 @@ _HUMAN, _ANSWER = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "ba
 _MAX_TOKENS = _SAMPLING["max_tokens"]
 
 
-@dataclass(frozen=True)
-class DatasetRequest:
+class DatasetRequest(msgspec.Struct, frozen=True):
     """`prompt` None is drawn with `input_len` words or tokens, and begins with a block for each of `hash_ids`.
 
     `parts` are media, as parts of a chat's content. `fields` are set in the request; those that are None are not sent.
@@ -59,14 +61,13 @@ class DatasetRequest:
     prompt: str | None = None
     input_len: int | None = None
     parts: tuple[Mapping[str, object], ...] = ()
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object] = msgspec.field(default_factory=dict)
     due_s: float | None = None
     hash_ids: tuple[int, ...] = ()
     sound: tuple[bytes, float, str | None] = (b"", 0.0, None)
 
 
-@dataclass(frozen=True)
-class Dataset:
+class Dataset(msgspec.Struct, frozen=True):
     """`notes` are sentences on what of the file is not used. `sha256` covers the media, too. `block_len` is the length
     of a block of `hash_ids`."""
 

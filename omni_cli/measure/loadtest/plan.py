@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from omni_cli.core.errors import InputError, UsageError
-from omni_cli.core.files import scratch_folder
-from omni_cli.core.machine import allow_open_files
+from omni_cli.core.files import allow_open_files, scratch_folder
 from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays, save_arrays

@@ -6,9 +6,10 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
+
+from msgspec import Struct
 
 from omni_cli.openai_api.client import Outcome
 
@@ -21,8 +22,7 @@ _TIMER_S = 0.0015
 MIN_REQUESTS = 8
 
 
-@dataclass(frozen=True)
-class ClosedLoop:
+class ClosedLoop(Struct, frozen=True):
     """`concurrency` clients, each of which sends its next request once the last one is answered."""
 
     concurrency: int
@@ -44,17 +44,14 @@ class ClosedLoop:
             await clients.close()
 
 
-@dataclass
-class _Window:
+class _Window(Struct):
     """Requests that the clients send; `answered` is done with the last answer."""
 
     send: Send
     count: int
+    indices: Iterator[int]
     answered: asyncio.Future[None]
-
-    def __post_init__(self) -> None:
-        self.indices = iter(range(self.count))
-        self.outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
 
 
 class Clients:
@@ -82,7 +79,7 @@ class Clients:
 
     async def window(self, send: Send, count: int) -> list[Outcome]:
         """Send `count` requests and wait for their answers; outcomes in the order of the requests."""
-        self._window = _Window(send, count, asyncio.get_running_loop().create_future())
+        self._window = _Window(send, count, iter(range(count)), asyncio.get_running_loop().create_future())
         if not self._tasks:
             self._is_ending, self.burst = False, []
             self._tasks = [asyncio.create_task(self._work()) for _ in range(self._concurrency)]
@@ -134,8 +131,7 @@ class Clients:
         return await send(self.num_extras - 1, time.perf_counter())
 
 
-@dataclass(frozen=True)
-class OpenLoop:
+class OpenLoop(Struct, frozen=True):
     """Requests as a Poisson process of `rate` per second, or all at once if it is infinite.
 
     With `trace`, arrival times in seconds, as in the trace, but faster or slower so that their mean rate is `rate`.

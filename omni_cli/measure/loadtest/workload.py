@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -42,8 +41,7 @@ _ANSWERS: Mapping[EndpointName, tuple[Callable[[], Reader], tuple[str, ...]]] = 
 }
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(msgspec.Struct, frozen=True):
     """The called endpoint: streamed chats or speech, an image per request, or transcripts of the package's sentences.
 
     Chats have one message, and answers of `modalities` with `output_len` tokens of text, exactly that many with
@@ -102,8 +100,7 @@ class Endpoint:
         }
 
 
-@dataclass(frozen=True)
-class ServerWorkload:
+class ServerWorkload(msgspec.Struct, frozen=True):
     """`num_requests` requests per window; None for the default number of each load. A prompt has `input_len` tokens of
     the tokenizer in the folder `tokenizer`, or, if that is None, as many words. `load` describes how they are sent; it
     is empty if the variants differ in it. `extra_body` sets fields in every request. The requests of `dataset` are sent
@@ -119,7 +116,7 @@ class ServerWorkload:
     load: Mapping[str, object]
     slos: tuple[SLO, ...] = ()
     tokenizer: str | None = None
-    extra_body: Mapping[str, object] = field(default_factory=dict)
+    extra_body: Mapping[str, object] = msgspec.field(default_factory=dict)
     dataset: Dataset | None = None
     sample_rate: int | None = None
     recogniser: str | None = None
@@ -151,8 +148,7 @@ class ServerWorkload:
         return {"requests_sha256": self.dataset.sha256, "input_unit": unit}
 
 
-@dataclass(frozen=True)
-class OutgoingRequest:
+class OutgoingRequest(msgspec.Struct, frozen=True):
     """`asked` are the lengths that it asks for, by the names of values of a request in records; the one of the prompt
     is in the workload's unit. `sound_s` are the seconds of the sound that it sends, `expected` are the words that its
     answer should have."""

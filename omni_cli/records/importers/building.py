@@ -6,7 +6,6 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
@@ -31,8 +30,7 @@ _TIMES = (E2E, TTFT, TPOT)
 _TOKENS = ("input_tokens", "output_tokens")
 
 
-@dataclass(frozen=True)
-class FailedRun:
+class FailedRun(msgspec.Struct, frozen=True):
     """A run or a request that failed, or several alike. They are counted by `kind`; `message` is that of the first."""
 
     kind: str
@@ -40,8 +38,7 @@ class FailedRun:
     count: int = 1
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(msgspec.Struct, frozen=True):
     """A record, and sentences on what its file lacks. `edit` is one on a change that contradicts an omni record.
 
     `undated`: the file does not say when it was measured.

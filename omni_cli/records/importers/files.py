@@ -6,13 +6,13 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_cli.core.errors import InputError
 from omni_cli.core.text import visible
@@ -143,14 +143,14 @@ def _add_date(item: Imported, path: Path) -> Imported:
     if item.record.created:
         return item
     written = f"{datetime.fromtimestamp(path.stat().st_mtime, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return replace(item, record=msgspec.structs.replace(item.record, created=written), undated=True)
+    return replace(item, record=replace(item.record, created=written), undated=True)
 
 
 def _with_commit(item: Imported, commit: str | None) -> Imported:
     if commit is None or "code" in item.record.environment:
         return item
     environment = {**item.record.environment, "code": {"commit": commit}}
-    return replace(item, record=msgspec.structs.replace(item.record, environment=environment))
+    return replace(item, record=replace(item.record, environment=environment))
 
 
 def in_order(files: Sequence[tuple[Path, Imported]]) -> tuple[list[tuple[Path, Imported]], str | None]:
@@ -172,7 +172,7 @@ def in_order(files: Sequence[tuple[Path, Imported]]) -> tuple[list[tuple[Path, I
         while moment in taken:
             moment += timedelta(seconds=1)
         taken.add(moment)
-        record = msgspec.structs.replace(item.record, created=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
+        record = replace(item.record, created=f"{moment:%Y-%m-%dT%H:%M:%SZ}")
         dated[number] = (path, replace(item, record=record))
     return dated, guess
 

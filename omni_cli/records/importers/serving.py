@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from omni_cli.core.errors import InputError
 from omni_cli.core.text import visible
@@ -298,7 +298,7 @@ def guidellm(document: Any) -> list[Imported]:
         requests.sort(key=lambda request: request.request_start_time or 0.0)
         limit = 0 if strategy.get("rampup_duration") else strategy.get("max_concurrency") or 0
         if strategy["type_"] in ("throughput", "concurrent") and limit >= len(requests):
-            requests = [msgspec.structs.replace(request, request_start_time=0.0) for request in requests]
+            requests = [replace(request, request_start_time=0.0) for request in requests]
         variants.append(request_variant(name, list(map(_guide_row, requests)), totals["errored"]))
     created = datetime.fromtimestamp(document["benchmarks"][0]["start_time"], UTC) if variants else None
     spec, versions = document["config"]["spec"], {"guidellm": document["metadata"]["guidellm_version"]}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from omni_cli.report.html.svg import ACCENT, COLOURS, INK, LINE, MUTED, SOFT, Axes, Drawing, Point, Scale, Sheet, draw
 from omni_cli.report.view import Chart, ChartRow, Panel, Panels, Rows, Series, Trade, Trades, keep_some

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from markupsafe import Markup
+from msgspec import Struct
 
 WIDE, NARROW = 880, 358
 """Widths in pixels: a column on a desktop, and a phone's 390 pixels without the margins."""
@@ -20,16 +20,14 @@ INK, MUTED, LINE, ACCENT, SOFT, PAPER, BAD = COLOURS.values()
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(Struct, frozen=True):
     """The same figure for wide and for narrow screens, as `<svg>` elements."""
 
     wide: Markup
     narrow: Markup
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """Places values between two pixels, and those outside at the nearer one; `ticks` are named."""
 
     low: float

@@ -328,6 +328,14 @@ def test_an_interrupt_in_a_finalizer_comes_again() -> None:
     assert (ended.stdout, ended.stderr) == ("interrupted\n", "")
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_before_anything_is_imported(number: str) -> None:
+    early = "import os, signal, omni_cli.__main__ as start\n"
+    early += f"start._open_closed_streams = lambda: os.kill(os.getpid(), signal.{number})\nstart.main()"
+    ended = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "error: interrupted\n")
+
+
 @pytest.mark.parametrize("text", ["7", "-7", " 7 ", "7.0", "x", "99999999999999999999"])
 def test_a_number_is_converted_or_refused_as_by_typer(text: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:

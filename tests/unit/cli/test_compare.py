@@ -99,6 +99,20 @@ def test_a_record_against_itself(run: Run) -> None:
     assert err.count("warning: both records are the same measurement\n") == 1
 
 
+def test_an_allowed_difference_that_is_not_there_is_named(run: Run) -> None:
+    a, b = save("a.json", single()), save("b.json", single(seed=1, workload={"batch_size": 8}))
+    for field, is_named in (("batch_size", True), ("work", True), ("workload", False), ("workload.batch_size", False)):
+        code, _, err = run(a, b, "--allow-difference", field)
+        assert code == (4 if is_named else 0)
+        assert (f"`--allow-difference {field}` names none of the fields that differ" in err) == is_named
+
+
+def test_a_self_check_that_cannot_be_names_another_command(run: Run) -> None:
+    both, alone = save("both.json", record(*pair(40, 1.0, cv=0.01))), save("one.json", single())
+    assert "hint: measure one: `omni bench" in run(both, "--self-check")[2]
+    assert f"hint: leave out `{both}`" in run(alone, both, "--self-check")[2]
+
+
 GATED: list[tuple[str, dict[str, Any], list[str], int, str]] = [
     ("pass", {}, ["--max-regression", "5%"], 0, ""),
     ("regression", {"slowdown": 1.2}, ["--max-regression", "5%"], 1, "error: gate failed: `e2e_s` is worse by +19."),

@@ -132,3 +132,9 @@ def test_a_night_that_failed(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert "Failed, and in no series" in capsys.readouterr().out
     assert run(["report", str(folder), "-o", str(page)]) == 0
     assert "Failed, and in no series" in page.read_text()
+
+
+def test_a_file_is_no_folder_of_a_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "history").write_text("")
+    words = ["history", "add", str(EXAMPLES / "nightly.json"), "--history", str(tmp_path / "history")]
+    assert run(words) == 2 and "a file has the name of the folder" in capsys.readouterr().err

@@ -123,6 +123,8 @@ def test_targets_that_cannot_be_written(bench: Path, tmp_path: Path, capsys: pyt
     content = bench.read_bytes()
     assert "would overwrite the record" in failure(capsys, str(bench), "-o", str(bench))
     assert bench.read_bytes() == content
+    assert run(["report", str(bench), "-o", str(tmp_path / "page.pdf")]) == 0
+    assert "gets an HTML page, whatever its name" in capsys.readouterr().err
     assert "cannot write `/proc/page.html`" in failure(capsys, str(bench), "-o", "/proc/page.html")
 
 

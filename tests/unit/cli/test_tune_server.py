@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,25 @@ def test_the_load_with_the_most_tokens_per_second(
     assert "outputs" not in out, "each load has requests of its own"
     assert "Best: concurrency=8" in out and "chat of a server, objective output tokens per second" in out
     assert not (tmp_path / "tuned" / "profile.yaml").exists(), "a load is not a profile"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_the_rounds_that_are_done(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent: list[int] = []
+
+    def plan(request: int) -> Plan:
+        if not sent and Path("tuned/tune.json").exists():
+            sent.append(request)
+            os.kill(os.getpid(), number)
+        return Plan(first_s=3.0 if sent else 0.0, gap_s=0.0, tokens=2)
+
+    words = ["tune", "--search", "concurrency=1,2", "--num-iters", "1", "--num-iters-warmup", "1", "--margin", "0.1%"]
+    with PlannedServer(plan) as server:
+        assert run([*words, "--url", server.url]) == 130
+    err = capsys.readouterr().err
+    assert sent and "error: interrupted" in err and "run the same command to continue" in err
+    record = load_tune_record(Path("tuned/tune.json"))
+    assert [len(item.batches) for item in record.rounds] == [1]

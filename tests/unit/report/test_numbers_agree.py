@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.agreeing_numbers import count_triples, find_wrong
 from support.bench_records import ABBA, record, variant
 from support.html_pages import parse
