@@ -42,6 +42,7 @@ from omni_cli.stage.protocol import StageSpec
 # A shorter sound has not one frame of a spectrogram.
 _MIN_SAMPLES = 400
 _LANGUAGE = re.compile(r"\s*language (.+?)<asr_text>")
+_CUT = "the transcript is cut: the model reached its maximum of tokens"
 
 
 class TranscriptionStage(TextStage):
@@ -82,7 +83,8 @@ class TranscriptionStage(TextStage):
 
     @property
     def _has_heads(self) -> bool:
-        return self._timed is not None and self._timed.has_words
+        """True if a Whisper's own attention tells the times of words; an aligner comes before it."""
+        return self._timed is not None and self._timed.has_words and self.spec.ar.aligner is None
 
     @property
     def _chats(self) -> bool:
@@ -260,6 +262,7 @@ class TranscriptionStage(TextStage):
         end_s = len(transcription.samples) / self._hearing.sample_rate
         about = Segment(0.0, 0.0, "", (), begin, temperature, confidence[0], None, confidence[1], heard_in)
         piece.segments = tuple(timed.make_segments(parts, end_s, about))
+        piece.samples = piece.samples[: (seeker.begin - begin) * seeker.sound.hop]  # the rest is heard again
         if transcription.request.transcription.word_timestamps and self._has_heads:
             timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
@@ -325,6 +328,8 @@ class TranscriptionStage(TextStage):
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
+        is_cut = any(text.finish_reason == "length" for text in texts)
+        notes = dict.fromkeys([*(note for each in done for note in each.notes), *([_CUT] if is_cut else [])])
         pairs = zip(transcription.pieces, texts, strict=True)
         segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
@@ -333,7 +338,7 @@ class TranscriptionStage(TextStage):
             "ttft_s": min((each["ttft_s"] for each in traces if each["ttft_s"] is not None), default=None),
             "num_input_tokens": sum(each["num_input_tokens"] for each in traces),
             "num_output_tokens": len(token_ids),
-            "finish_reason": "length" if any(text.finish_reason == "length" for text in texts) else "stop",
+            "finish_reason": "length" if is_cut else "stop",
             "output_token_ids": token_ids,
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
@@ -347,7 +352,7 @@ class TranscriptionStage(TextStage):
         duration_s = len(transcription.samples) / self._hearing.sample_rate
         transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
-        return RequestDone(transcription.request.request_id, trace, text=text)
+        return RequestDone(transcription.request.request_id, trace, text=text, notes=tuple(notes))
 
     def _find_words(self, transcription: Transcription, language: str | None) -> Iterator[Word]:
         if transcription.seeker is not None and self._timed is not None and self._has_heads:
@@ -365,9 +370,9 @@ class TranscriptionStage(TextStage):
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
         if words and transcription.request.transcription.speakers:
-            space = " " * self._has_spaces(transcription)
-            yield from piece.parts_of_speakers(self._model.parse_diarized_transcript(words), space)
-        elif words and self._timed is None and not piece.segments:
+            space, is_cut = " " * self._has_spaces(transcription), text.finish_reason == "length"
+            yield from piece.parts_of_speakers(self._model, space, end_s, is_cut=is_cut)
+        elif words and self._timed is None:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 
