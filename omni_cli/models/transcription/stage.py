@@ -27,7 +27,6 @@ from omni_cli.models.transcription.timed_model import TimedModel
 from omni_cli.models.transcription.whisper_rules import (
     CONFIDENCES,
     FIRST_IDS,
-    TIMESTAMPS,
     WINDOW,
     Confidence,
     WhisperRules,
@@ -57,20 +56,16 @@ class TranscriptionStage(TextStage):
         self._config = self.engine.vllm_config.model_config
         self._speech = SpeechPrompts.of(self._config)
         self._model, self._hearing = self._speech.model, self._speech.hearing
-        self._own = read_own(self._config.model)
-        self._is_multilingual: bool = getattr(self._own, "is_multilingual", True)
-        # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
-        self._has_marks: bool = self._model.supports_explicit_language_detection
+        own, tokenizer = read_own(self._config), self.engine.renderer.get_tokenizer()
+        self._is_multilingual: bool = getattr(own, "is_multilingual", True)
         self._timed: TimedModel | None = None
-        renderer = self.engine.renderer
-        self._marks: Mapping[str, int] = renderer.get_tokenizer().get_added_vocab()
-        if self._has_marks:
-            self._languages = read_languages(self._own, self._model, renderer.get_tokenizer())
-            processor = renderer.get_mm_processor()
+        self._marks: Mapping[str, int] = tokenizer.get_added_vocab()
+        if self._model.supports_explicit_language_detection:
+            self._languages = read_languages(own, self._model, tokenizer)
+            processor = self.engine.renderer.get_mm_processor()
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
             processor.skip_decoder_start_token = True
-            if getattr(self._own, "no_timestamps_token_id", None) is not None:
-                self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
+            self._timed = TimedModel(self.engine.vllm_config, own, processor, tokenizer)
         self._transcriptions: dict[str, Transcription] = {}
 
     @cached_property
@@ -86,24 +81,20 @@ class TranscriptionStage(TextStage):
         """True if a Whisper's own attention tells the times of words; an aligner comes before it."""
         return self._timed is not None and self._timed.has_words and self.spec.ar.aligner is None
 
-    @property
-    def _chats(self) -> bool:
-        return self.role.chats
-
     def engine_args(self) -> dict[str, object]:
-        arguments = {**super().engine_args(), **({} if self._chats else {"logits_processors": [WhisperRules]})}
+        arguments = {**super().engine_args(), **({} if self.role.chats else {"logits_processors": [WhisperRules]})}
         if own := OWN_MODELS.get(self.spec.architecture):
             arguments["hf_overrides"] = {"architectures": [own]}
         return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
-        if self._chats:
+        if self.role.chats:
             return super().warm_up_request()
         media = Media(audio=((np.zeros(16_000, np.float32), 16_000),))
         return GenerateRequest("", media=media, transcription=TranscriptionOptions(language="en"))
 
     def add(self, request: GenerateRequest) -> None:
-        if self._chats and not request.transcription.asked:
+        if self.role.chats and not request.transcription.asked:
             super().add(request)
             return
         language = self._check(request)
@@ -125,10 +116,9 @@ class TranscriptionStage(TextStage):
             self._add_window(transcription, *transcription.seeker.get_samples())
         self._transcriptions[request.request_id] = transcription
         try:
-            if language is None and self._model.supports_explicit_language_detection:
-                self._admit(transcription, None)
-            else:
-                self._admit_all(transcription)
+            detects = language is None and self._timed is not None
+            for number in [None] if detects else range(len(transcription.pieces)):
+                self._admit(transcription, number)
         except InputError:
             self.abort(request.request_id)
             raise
@@ -145,9 +135,9 @@ class TranscriptionStage(TextStage):
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         # A listener's profile has those of its chats.
-        if request.sampling.get("stop", None if self._chats else self.spec.ar.sampling.stop):
+        if request.sampling.get("stop", None if self.role.chats else self.spec.ar.sampling.stop):
             raise InputError("a transcript is that of the whole sound", hint="drop `stop`, also of the profile")
-        if asked.timestamps and not self._has_marks:
+        if asked.timestamps and self._timed is None:
             raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
         if asked.speakers and not self._model.supports_diarized_transcription:
             raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
@@ -162,10 +152,6 @@ class TranscriptionStage(TextStage):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
         return "en"
 
-    def _admit_all(self, transcription: Transcription) -> None:
-        for number in range(len(transcription.pieces)):
-            self._admit(transcription, number)
-
     def _admit(self, transcription: Transcription, number: int | None) -> None:
         """Run a piece, or without its number the detection of the language."""
         # A window that is heard again needs another name while its first one leaves the engine.
@@ -179,30 +165,25 @@ class TranscriptionStage(TextStage):
         if "transcription" not in active.context:
             return super().render(active)
         transcription: Transcription = active.context["transcription"]
-        number, request = active.context["piece"], transcription.request
-        if number is None:
+        number, request, seeker = active.context["piece"], transcription.request, transcription.seeker
+        if number is None and seeker is not None:
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(self._languages))
-            detection = parse_model_prompt(self._config, prompt)
-            return detection if transcription.seeker is None else transcription.seeker.name_sound(detection), params
+            return seeker.name_sound(parse_model_prompt(self._config, prompt)), params
         # A prompt comes before windows by the seeker's rules.
-        asked = request if transcription.seeker is None else replace(request, prompt=None)
+        asked = request if seeker is None else replace(request, prompt=None)
         prompt = self._speech.make(asked, transcription.language, transcription.pieces[number].samples)
-        if not self._has_marks:
-            own = {"temperature": request.sampling.get("temperature", 0.0), "stop": None} if self._chats else {}
-            return prompt, self.sampling_params(request, **own)
-        text = prompt["decoder_prompt"]["prompt"].replace("<|prev|>", "<|startofprev|> ", 1)
-        seeker, (before, start, rest) = transcription.seeker, text.rpartition("<|startoftranscript|>")
-        rest = rest if self._is_multilingual else "<|notimestamps|>"
         if seeker is None:
-            prompt["decoder_prompt"]["prompt"] = before + start + rest
-            return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: False})
+            own = {"temperature": request.sampling.get("temperature", 0.0), "stop": None} if self.role.chats else {}
+            return prompt, self.sampling_params(request, **own)
+        # Whisper's tokens of a prompt name the language and the task, those of an English one neither.
+        start = prompt["decoder_prompt"]["prompt"] if self._is_multilingual else "<|startoftranscript|>"
         encode = self.engine.renderer.get_tokenizer().encode
-        marks = encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
+        marks = encode(start.removesuffix("<|notimestamps|>"), add_special_tokens=False)
         prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
         active.context.update(num_forced=len(marks) - 1, prompt_ids=[*seeker.before(), *marks])
-        notes = {TIMESTAMPS: True, WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
+        notes = {WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
@@ -218,7 +199,7 @@ class TranscriptionStage(TextStage):
         seeker = transcription.seeker
         (item,) = engine_input["decoder_prompt"]["mm_kwargs"]["audio"]
         frames = item["input_features"]
-        frames.data = seeker.sound.window(seeker.begin, seeker.traits.size).to(frames.data.dtype)
+        frames.data = seeker.sound.window(seeker.begin, seeker.clock.size).to(frames.data.dtype)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         if "transcription" not in active.context:
@@ -227,7 +208,8 @@ class TranscriptionStage(TextStage):
         number = active.context["piece"]
         if number is None:
             transcription.language = self._languages[output.outputs[0].token_ids[0]]
-            self._admit_all(transcription)
+            for number in range(len(transcription.pieces)):
+                self._admit(transcription, number)
             return []
         piece = transcription.pieces[number]
         for report in super().output(active, output):
@@ -350,7 +332,8 @@ class TranscriptionStage(TextStage):
         has_words = transcription.request.transcription.word_timestamps
         words = tuple(self._find_words(transcription, language)) if has_words else None
         duration_s = len(transcription.samples) / self._hearing.sample_rate
-        transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
+        name = {**LANGUAGES, **self._model.supported_languages}.get(language, "unknown").lower()
+        transcript = Transcript(language, duration_s, segments, words, name)
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
         return RequestDone(transcription.request.request_id, trace, text=text, notes=tuple(notes))
 
@@ -360,9 +343,6 @@ class TranscriptionStage(TextStage):
             return
         for piece in transcription.pieces:
             yield from self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
-
-    def _name_language(self, code: str | None) -> str:
-        return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
 
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield a piece's text as one part, or the parts that a model which writes times or speakers has noted."""
@@ -382,7 +362,7 @@ class TranscriptionStage(TextStage):
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
         # As vLLM's own server: its prompts are no chat template's.
-        return super().tokenize_params(request) if self._chats and not request.transcription.asked else None
+        return super().tokenize_params(request) if self.role.chats and not request.transcription.asked else None
 
     def abort(self, request_id: str) -> None:
         if request_id in self.active:  # the failure of a piece is that of the whole
