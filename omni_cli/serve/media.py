@@ -121,10 +121,12 @@ class MediaDecoder:
                 yield source  # on disk
                 return
             content = self._content(source, what, param) if isinstance(source, str) else _read_all(source)
+            if not content:
+                raise InputError(f"the {what} in `{param}` is empty (0 bytes)")
             with in_memory(content) as file:
                 yield file
         except InputError as error:
-            raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
+            raise APIError(400, error.in_one_line, code=f"invalid_{what}", param=param) from error
 
     def _content(self, url: str, what: str, param: str) -> bytes:
         match = _DATA_URL.match(url)

@@ -81,7 +81,7 @@ async def _request(service: Service, body: SoundRequest, task: SpeechTask, excha
             timestamps=body.response_format in ("srt", "vtt"),
             speakers=body.response_format == "diarized_json",
             asked=True,
-            word_timestamps="word" in body.granularities,
+            word_timestamps="word" in getattr(body, "timestamp_granularities", ()),
             **body.request_fields("transcription"),
         ),
         sampling=body.request_fields("sampling"),
@@ -138,7 +138,7 @@ def _reply(result: RequestResult, body: SoundRequest, task: SpeechTask) -> Respo
         reply["text"] = "".join(segment.text for segment in transcript.segments).strip()
     if body.response_format == "verbose_json":
         reply["language"] = transcript.language_name
-        if "segment" in body.granularities:
+        if "segment" in (getattr(body, "timestamp_granularities", ()) or ("segment",)):
             reply["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
         if transcript.words is not None:
             reply["words"] = [
