@@ -104,7 +104,7 @@ class MediaDecoder:
 
     def speech(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
         """Decode a recording to transcribe, as `audio`; raises `APIError` (400)."""
-        with self._open(file, "audio", param) as content, _naming_the_limit(self._max_speech_s):
+        with self._open(file, "audio", param) as content:
             return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
 
     def _pixels(self, decode: Callable[..., np.ndarray], source: str | BinaryIO, what: str, param: str) -> np.ndarray:
@@ -126,7 +126,9 @@ class MediaDecoder:
             with in_memory(content) as file:
                 yield file
         except InputError as error:
-            raise APIError(400, error.in_one_line, code=f"invalid_{what}", param=param) from error
+            too_long = f"longer than {self._max_speech_s:g} s, the maximum"
+            message = error.in_one_line.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
+            raise APIError(400, message, code=f"invalid_{what}", param=param) from error
 
     def _content(self, url: str, what: str, param: str) -> bytes:
         match = _DATA_URL.match(url)
@@ -140,17 +142,6 @@ class MediaDecoder:
         if match[1]:
             return _from_base64(unquote(url[match.end() :]), param)
         return unquote_to_bytes(url[match.end() :])
-
-
-@contextmanager
-def _naming_the_limit(max_s: float) -> Iterator[None]:
-    """Add the server's option to the error of a sound that is too long."""
-    try:
-        yield
-    except InputError as error:
-        too_long = f"longer than {max_s:g} s, the maximum"
-        message = error.message.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
-        raise InputError(message, hint=error.hint) from error
 
 
 def _read_all(file: BinaryIO) -> bytes:

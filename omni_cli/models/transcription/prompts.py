@@ -35,9 +35,8 @@ def read_own(config: ModelConfig) -> GenerationConfig:
 
 def read_languages(own: GenerationConfig, model: Any, tokenizer: Any) -> dict[int, str]:
     """Return the codes of the languages that a model tells apart, by token; vLLM lists fewer than Whisper has."""
-    ids = getattr(own, "lang_to_id", None)
-    if ids is None:
-        ids = {f"<|{code}|>": tokenizer.convert_tokens_to_ids(f"<|{code}|>") for code in model.supported_languages}
+    marks = (f"<|{code}|>" for code in model.supported_languages)
+    ids = getattr(own, "lang_to_id", None) or {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
     return {token_id: mark.strip("<|>") for mark, token_id in ids.items()}
 
 

@@ -208,8 +208,7 @@ class TranscriptionStage(TextStage):
         number = active.context["piece"]
         if number is None:
             transcription.language = self._languages[output.outputs[0].token_ids[0]]
-            for number in range(len(transcription.pieces)):
-                self._admit(transcription, number)
+            self._admit(transcription, 0)
             return []
         piece = transcription.pieces[number]
         for report in super().output(active, output):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import GenerationConfig
@@ -18,9 +19,6 @@ from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.requests.contents import Segment, Word
 from omni_cli.requests.outputs import GenerateRequest
 
-if TYPE_CHECKING:
-    from omni_cli.models.transcription.word_times import WordAligner
-
 
 class TimedModel:
     """Whisper, by its sizes and its generation config; `processor` is vLLM's."""
@@ -31,7 +29,13 @@ class TimedModel:
         self._config, self._tokenizer = config, tokenizer
         self._thresholds = Thresholds.of(own)
         self._clock = TimeTokens.of(own, config.model_config.hf_config, self.extractor, tokenizer)
-        self._aligner: WordAligner | None = None
+
+    @cached_property
+    def _aligner(self) -> Any:
+        from omni_cli.models.transcription.word_times import WordAligner
+
+        config, device = self._config.model_config, self._config.device_config.device
+        return WordAligner(config.model, config.dtype, device, self._tokenizer)
 
     def new_seeker(self, request: GenerateRequest, samples: np.ndarray, temperature: float) -> Seeker:
         """Begin a sound; `temperature` other than 0 is that of all windows."""
@@ -63,11 +67,6 @@ class TimedModel:
         self, seeker: Seeker, begin: int, parts: Sequence[Segment], prompt_ids: Sequence[int], ids: Sequence[int]
     ) -> None:
         """Note where the tokens end of the parts of a window that begins at a frame, `ids` being all that it wrote."""
-        if self._aligner is None:
-            from omni_cli.models.transcription.word_times import WordAligner
-
-            config, device = self._config.model_config, self._config.device_config.device
-            self._aligner = WordAligner(config.model, config.dtype, device, self._tokenizer)
         sound = seeker.sound
         frames, start_s = sound.window(begin, self._clock.size), begin * self._clock.frame_s
         ends_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, ids)
@@ -76,6 +75,5 @@ class TimedModel:
 
     def read_words(self, seeker: Seeker, language: str | None) -> Iterator[Word]:
         """Yield the words of a sound whose windows have ended."""
-        if self._aligner is not None:
-            step_s = self._clock.frames_per_step * self._clock.frame_s
-            yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)
+        step_s = self._clock.frames_per_step * self._clock.frame_s
+        yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)

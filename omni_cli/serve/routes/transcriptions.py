@@ -44,11 +44,7 @@ def transcription_routes(service: Service) -> APIRouter:
             ("timestamp_granularities", asks_times, needed),
             ("stream", body.stream and body.response_format not in (None, "json", "text"), excluded),
         )
-        exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "transcribe", exchange)
-        if body.stream:
-            return await event_stream(_events(service, generate, exchange), exchange, service.log)
-        return _reply(await service.result(generate, exchange), body, "transcribe")
+        return await _answer(service, body, "transcribe", request)
 
     @router.post(
         Route.TRANSLATIONS,
@@ -57,21 +53,20 @@ def transcription_routes(service: Service) -> APIRouter:
     )
     async def audio_translations(body: Annotated[TranslationRequest, MULTIPART], request: Request) -> Response:
         """Translate a sound of any length to English text."""
-        exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "translate", exchange)
-        return _reply(await service.result(generate, exchange), body, "translate")
+        return await _answer(service, body, "translate", request)
 
     return router
 
 
-async def _request(service: Service, body: SoundRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:
+async def _answer(service: Service, body: SoundRequest, task: SpeechTask, request: Request) -> Response:
+    exchange = Exchange.from_scope(request.scope)
     service.check_model(body.model)
     service.check_transcribes()
     service.check_prompt_length(len(body.prompt or ""))
     media = await service.decode(partial(_media, body))
     ((samples, sample_rate),) = media["media"].audio
     exchange.lengthen(len(samples) / sample_rate)
-    return GenerateRequest(
+    generate = GenerateRequest(
         request_id=new_id("transcription"),
         modalities=frozenset({"text"}),
         lora=service.adapter(body.model),
@@ -87,6 +82,9 @@ async def _request(service: Service, body: SoundRequest, task: SpeechTask, excha
         sampling=body.request_fields("sampling"),
         **media,
     )
+    if getattr(body, "stream", None):
+        return await event_stream(_events(service, generate, exchange), exchange, service.log)
+    return _reply(await service.result(generate, exchange), body, task)
 
 
 def _media(body: SoundRequest, decoder: MediaDecoder) -> dict[str, Any]:
