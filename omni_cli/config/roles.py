@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,21 @@ def find_family(model: object) -> Family | None:
     return get_family(architecture) if isinstance(architecture, str) else None
 
 
-def find_stage_class(family: Family | None, name: str, stage: Mapping[str, Any]) -> type[StageConfig]:
-    """Return the class for a stage with a usable `kind`.
+def find_roles(family: Family | None, name: str, stage: Mapping[str, Any]) -> list[StageRole]:
+    """Return the role of a stage with a usable `kind`.
 
-    If the family is unknown, or has no such stage (which the check of the checkpoint reports), the stage's name and
-    kind decide; among several families, the one with most of its keys.
+    If the family is unknown, or has no such stage (which the check of the checkpoint reports), they are those of the
+    stage's name and kind in any family.
     """
-    kind = stage["kind"]
-    role = family.role(name) if family is not None else None
+    kind, role = stage["kind"], family.role(name) if family is not None else None
     if role is not None and (role.kind, role.input) == (kind, stage.get("input")):
-        roles = [role]
-    else:
-        roles = [role for one in families().values() for role in one.roles if role.name == name]
-    candidates = [get_stage_class(role) for role in roles if role.kind == kind and role.settings]
+        return [role]
+    return [role for one in families().values() for role in one.roles if (role.name, role.kind) == (name, kind)]
+
+
+def find_stage_class(roles: Iterable[StageRole], stage: Mapping[str, Any]) -> type[StageConfig]:
+    """Return the class for a stage with one of `roles`: the one with most of its keys."""
+    candidates, kind = [get_stage_class(role) for role in roles if role.settings], stage["kind"]
     return max(candidates, key=lambda model: len(model.model_fields.keys() & stage.keys()), default=STAGE_MODELS[kind])
 
 

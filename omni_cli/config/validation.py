@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from omni_cli.config.families import BUILTIN_PREFIX, builtins, hint_at_plugins
+from omni_cli.config.families import BUILTIN_PREFIX, StageRole, builtins, hint_at_plugins
 from omni_cli.config.messages import describe_error, is_misspelt, missing_key, to_path, unknown_key, value_at
-from omni_cli.config.roles import find_family, find_stage_class
+from omni_cli.config.roles import find_family, find_roles, find_stage_class
 from omni_cli.config.schema import (
     MAX_STAGES,
     RESERVED_STAGE_NAMES,
@@ -51,6 +51,7 @@ class _Checker:
         self.data: dict[str, object] = tree.data or {}
         self.config: EngineConfig | None = None
         self.models: dict[str, type[StageConfig]] = {}
+        self.roles: dict[str, list[StageRole]] = {}
 
     def run(self) -> None:
         stages = self.data.get("stages")
@@ -106,7 +107,8 @@ class _Checker:
         stages = {}
         for name, stage in self.stages.items():
             if isinstance(stage, dict):
-                self.models[name] = find_stage_class(family, name, stage)
+                self.roles[name] = find_roles(family, name, stage)
+                self.models[name] = find_stage_class(self.roles[name], stage)
                 stages[name] = self._validate_model(self.models[name], stage, "stages", name)
         # A stage whose mistakes are already reported is validated unchanged; only messages about its name are new.
         data = self.data
@@ -174,6 +176,7 @@ class _Checker:
         self._check_lora(path, stage)
         if stage["kind"] == "ar":
             self._check_ar(path, stage)
+            self._check_hearing(path, stage, self.roles[name])
         else:
             self._check_diffusion(path, stage)
         keys, sizes = stage, ("tensor_parallel_size", "pipeline_parallel_size")
@@ -224,6 +227,17 @@ class _Checker:
         elif length is not None and tokens < length and stage.get("enable_chunked_prefill") is False:
             message = f"`max_num_batched_tokens` is below `max_model_len` ({length}) without chunked prefill"
             self._add(path, message, "raise it, or set `enable_chunked_prefill: true`")
+
+    def _check_hearing(self, path: TreePath, stage: Mapping[str, object], roles: Sequence[StageRole]) -> None:
+        """Reject keys that have no effect on a transcript, or only on one."""
+        if "aligner" in stage and roles and not any(role.transcribes for role in roles):
+            self._add((*path, "aligner"), "`aligner` has no effect in a stage that does not transcribe", at_key=True)
+        if not roles or any(role.chats or not role.transcribes for role in roles):
+            return
+        for key in ("stop", "include_stop_str_in_output"):
+            if key in _mapping(stage, "sampling"):
+                message = f"`{key}` has no effect on a transcript, which is that of the whole sound"
+                self._add((*path, "sampling", key), message, "remove it", at_key=True)
 
     def _check_backends(self, path: TreePath, stage: Mapping[str, Any]) -> None:
         """Reject keys that have no effect with the stage's backend."""

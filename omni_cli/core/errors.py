@@ -44,6 +44,11 @@ class OmniError(Exception):
         if hint is not None:
             self.add_note(f"hint: {hint}")  # for the traceback of a program that uses the package
 
+    @property
+    def in_one_line(self) -> str:
+        """The message, with the hint in parentheses."""
+        return self.message if self.hint is None else f"{self.message} ({self.hint})"
+
     def __reduce__(self) -> tuple[object, ...]:
         # Unpickling recreates exceptions from positional arguments only; most of these have keyword arguments.
         return _rebuilt, (type(self), self.args, self.__dict__)

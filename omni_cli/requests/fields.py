@@ -134,11 +134,11 @@ _ROWS = (
     ),
     RequestField(
         "timestamps", checks.check_flag, part="transcription", takers=("transcription",),
-        option=Option("--timestamps", None, "Transcribe with the times of the text's parts."), type=bool,
+        option=Option("--timestamps", None, "Transcribe with the times of the text's parts, for `--json`."), type=bool,
     ),
     RequestField(
         "word_timestamps", checks.check_flag, part="transcription", takers=("transcription",),
-        option=Option("--word-timestamps", None, "Transcribe with the times of each word (Whisper)."), type=bool,
+        option=Option("--word-timestamps", None, "Transcribe with the times of words, for `--json`."), type=bool,
     ),
     RequestField(
         "condition_on_prev_tokens", checks.check_flag, part="transcription", takers=("transcription",),

@@ -121,8 +121,7 @@ def api_error(error: OmniError) -> APIError:
     """
     match error:
         case UsageError():
-            message = error.message if error.hint is None else f"{error.message} ({error.hint})"
-            return APIError(400, message)
+            return APIError(400, error.in_one_line)
         case DeadlineError():
             return APIError(504, error.message, code="deadline_exceeded")
         case StageError(request_id=None):

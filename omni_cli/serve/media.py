@@ -105,12 +105,7 @@ class MediaDecoder:
     def speech(self, file: BinaryIO, param: str) -> tuple[np.ndarray, int]:
         """Decode a recording to transcribe, as `audio`; raises `APIError` (400)."""
         with self._open(file, "audio", param) as content:
-            try:
-                return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
-            except InputError as error:
-                too_long = f"longer than {self._max_speech_s:g} s, the maximum"
-                message = error.message.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
-                raise InputError(message, hint=error.hint) from error
+            return self._reader.speech(content, f"audio in `{param}`", max_s=self._max_speech_s)
 
     def _pixels(self, decode: Callable[..., np.ndarray], source: str | BinaryIO, what: str, param: str) -> np.ndarray:
         with self._open(source, what, param) as file:
@@ -126,10 +121,14 @@ class MediaDecoder:
                 yield source  # on disk
                 return
             content = self._content(source, what, param) if isinstance(source, str) else _read_all(source)
+            if not content:
+                raise InputError(f"the {what} in `{param}` is empty (0 bytes)")
             with in_memory(content) as file:
                 yield file
         except InputError as error:
-            raise APIError(400, error.message, code=f"invalid_{what}", param=param) from error
+            too_long = f"longer than {self._max_speech_s:g} s, the maximum"
+            message = error.in_one_line.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
+            raise APIError(400, message, code=f"invalid_{what}", param=param) from error
 
     def _content(self, url: str, what: str, param: str) -> bytes:
         match = _DATA_URL.match(url)

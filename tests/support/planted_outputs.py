@@ -130,6 +130,15 @@ def _vae_dtype(stage):
     vae.decode = narrow
 
 
+def _fixed_cuts(spec):
+    """Begin each window where the one before ends, as for windows that are cut and joined as if each were alone."""
+    from omni_cli.models.transcription.long_form import TimeTokens
+
+    read = TimeTokens.read_window
+    TimeTokens.read_window = lambda *given: (read(*given)[0], given[-1])
+    return spec
+
+
 def _nothing(_):
     pass
 
@@ -154,6 +163,7 @@ _FAULTS = {
     "usage": ("model", _same, _usage),
     "fewer steps": ("token2wav", lambda spec: _changed_stage(spec, num_inference_steps=9), _nothing),
     "vae dtype": ("image", _same, _vae_dtype),
+    "fixed cuts": ("transcriber", _fixed_cuts, _nothing),
 }
 _name, _before, _after = _FAULTS[os.environ["PLANTED_OUTPUT"]]
 _name = os.environ.get("PLANTED_STAGE", _name)

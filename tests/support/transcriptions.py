@@ -55,6 +55,7 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
         "speakers": [part.speaker for part in (transcript and transcript.segments) or ()],
         "words": [[word.text, word.start_s, word.end_s] for word in (transcript and transcript.words) or ()],
         "num_input_tokens": done.trace["num_input_tokens"],
+        "notes": list(done.notes),
     }
 
 

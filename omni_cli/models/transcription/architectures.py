@@ -26,16 +26,10 @@ def also_transcribes(architecture: str) -> bool:
 @functools.cache
 def _transcriber(architecture: str) -> tuple[str, ...]:
     """Return the statements of an architecture's class and its bases; none for one that does not transcribe."""
-    found = _find(architecture)
-    bodies = () if found is None else tuple(_bodies(*found))
-    return bodies if any(re.search(rf"\b{_INTERFACE}\b", body.partition(":\n")[0]) for body in bodies) else ()
-
-
-def _find(architecture: str) -> tuple[str, str] | None:
-    """Return the module and the class of an architecture."""
     table = _TABLE.search(read_source("registry", *VLLM_MODELS))
     row = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)",\s*"(\w+)"', table[1]) if table else None
-    return None if row is None else (row[1], row[2])
+    bodies = () if row is None else tuple(_bodies(row[1], row[2]))
+    return bodies if any(re.search(rf"\b{_INTERFACE}\b", body.partition(":\n")[0]) for body in bodies) else ()
 
 
 def _bodies(module: str, name: str) -> list[str]:

@@ -5,13 +5,15 @@ A model that writes times goes on from its last one. Times are counted in frames
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from transformers import GenerationConfig
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
+
+from omni_cli.requests.contents import Segment
 
 Verdict = Literal["keep", "again", "skip"]
 # A token in so many seconds is less than any speech has.
@@ -19,24 +21,39 @@ _MIN_PACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class HeardPart:
-    """Tokens between two times, these included; seconds from the beginning of the sound."""
-
-    start_s: float
-    end_s: float
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class TimeTokens:
-    """The times of a model: `first_id` is the token of 0 s, each further one is `frames_per_step` later."""
+    """The times of a model: `first_id` is the token of 0 s, each further one is `frames_per_step` later.
+
+    A window has `size` frames; `max_tokens` bounds its prompt and its text, `end_ids` end it, and `before_id` comes
+    before earlier text.
+    """
 
     first_id: int
     frames_per_step: int
     frame_s: float
+    size: int
+    max_tokens: int
+    vocab_size: int
+    end_ids: frozenset[int]
+    before_id: int
 
-    def read_window(self, ids: Sequence[int], begin: int, num_frames: int) -> tuple[list[HeardPart], int]:
-        """Return the parts of a window's tokens, without its end, and the number of frames to the next window.
+    @classmethod
+    def of(cls, own: GenerationConfig, sizes: Any, extractor: Any, tokenizer: Any) -> TimeTokens:
+        """Read those of a checkpoint."""
+        ends = own.eos_token_id
+        return cls(
+            first_id=own.no_timestamps_token_id + 1,
+            frames_per_step=extractor.nb_max_frames // sizes.max_source_positions,
+            frame_s=extractor.hop_length / extractor.sampling_rate,
+            size=extractor.nb_max_frames,
+            max_tokens=sizes.max_target_positions,
+            vocab_size=sizes.vocab_size,
+            end_ids=frozenset([ends] if isinstance(ends, int) else ends),
+            before_id=tokenizer.convert_tokens_to_ids("<|startofprev|>"),
+        )
+
+    def read_window(self, ids: Sequence[int], begin: int, num_frames: int) -> tuple[list[Segment], int]:
+        """Return the parts of a window's tokens, still without text, and the number of frames to the next window.
 
         The window has `num_frames` from the frame `begin` on. What follows the last pair of times is left to the next
         window, unless a single time ends it: nothing is said after that.
@@ -47,8 +64,8 @@ class TimeTokens:
             seek_num_frames=torch.tensor([num_frames]), time_precision=self.frames_per_step * self.frame_s,
             time_precision_features=self.frame_s, return_token_timestamps=False, decoder_input_ids=torch.zeros((1, 0)),
         )  # fmt: skip
-        rows = [(float(part["start"]), float(part["end"]), tuple(part["tokens"].tolist())) for part in parts]
-        return [HeardPart(*row) for row in rows], int(step)
+        rows = [(float(part["start"]), float(part["end"]), "", tuple(part["tokens"].tolist())) for part in parts]
+        return [Segment(*row) for row in rows], int(step)
 
     def count_settled(self, ids: Sequence[int]) -> int:
         """Count the tokens of an unfinished window that will be kept: those before the last pair's second time."""
@@ -98,8 +115,3 @@ class Thresholds:
             return "skip"
         is_repeated = self.compression_ratio is not None and ratio > self.compression_ratio
         return "again" if is_unsure or is_repeated else "keep"
-
-
-def compression_ratio(content: bytes) -> float:
-    """Return how many times smaller zlib makes it: much smaller is a text that repeats itself."""
-    return len(content) / len(zlib.compress(content))

@@ -14,24 +14,29 @@ from vllm.config.speech_to_text import SpeechToTextConfig, SpeechToTextParams
 from vllm.model_executor.model_loader import get_model_cls
 from vllm.multimodal.inputs import MultiModalFieldConfig
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_cli.core.errors import InputError
 from omni_cli.requests.outputs import GenerateRequest
 
 
-def read_own(folder: str) -> GenerationConfig:
-    """Return a checkpoint's own settings; the library's defaults for one without any."""
+def read_own(config: ModelConfig) -> GenerationConfig:
+    """Return a checkpoint's own settings; what those of an old Whisper lack is added."""
+    is_whisper = config.hf_config.model_type == "whisper"
     try:
-        return GenerationConfig.from_pretrained(folder)
+        own = GenerationConfig.from_pretrained(config.model)
     except OSError:
-        return GenerationConfig()
+        own = GenerationConfig.from_model_config(config.hf_config) if is_whisper else GenerationConfig()
+    if is_whisper and not hasattr(own, "no_timestamps_token_id"):
+        own.no_timestamps_token_id = cached_tokenizer_from_config(config).get_vocab()["<|notimestamps|>"]
+        own.is_multilingual = config.hf_config.vocab_size > 51_864  # that of OpenAI's English models
+    return own
 
 
 def read_languages(own: GenerationConfig, model: Any, tokenizer: Any) -> dict[int, str]:
     """Return the codes of the languages that a model tells apart, by token; vLLM lists fewer than Whisper has."""
-    ids = getattr(own, "lang_to_id", None)
-    if ids is None:
-        ids = {f"<|{code}|>": tokenizer.convert_tokens_to_ids(f"<|{code}|>") for code in model.supported_languages}
+    marks = (f"<|{code}|>" for code in model.supported_languages)
+    ids = getattr(own, "lang_to_id", None) or {mark: tokenizer.convert_tokens_to_ids(mark) for mark in marks}
     return {token_id: mark.strip("<|>") for mark, token_id in ids.items()}
 
 

@@ -133,7 +133,7 @@ class TranscriptionReference:
             arguments |= {"condition_on_prev_tokens": True, "prompt_condition_type": asked.prompt_condition_type}
         # transformers puts a prompt before all windows unless the text so far comes there as well.
         is_first_alone = not asked.condition_on_prev_tokens and asked.prompt_condition_type == "first-segment"
-        clock = TimeTokens(own.no_timestamps_token_id + 1, 2, extractor.hop_length / extractor.sampling_rate)
+        clock = TimeTokens.of(own, self._model.config, extractor, self._tokenizer)
         windows: list[list[int]] = []
         self.num_input_tokens, self.said, self._spans = 0, [], []
         run_window, read_window = self._model.generate_with_fallback, self._model._retrieve_segment
@@ -155,7 +155,7 @@ class TranscriptionReference:
                 free = [rule for rule in given["logits_processor"] if rule is not tokens]
                 ids = run_window(**{**given, "logits_processor": LogitsProcessorList(free)})[0][0].tolist()
                 num_left = num_frames - int(given["seek"][0])
-                is_bare = clock.stops_at_once(ids, min(extractor.nb_max_frames, num_left))
+                is_bare = clock.stops_at_once(ids, min(clock.size, num_left))
             if num_before and is_bare:
                 given = _without_first(given, num_before)
             if tokens is not None:

@@ -10,29 +10,14 @@ from typing import Any
 import torch
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens
+from omni_cli.models.transcription.long_form import Thresholds, TimeTokens
 from omni_cli.models.transcription.spectrogram import Spectrogram
-from omni_cli.requests.contents import TranscriptionOptions
+from omni_cli.requests.contents import Segment, TranscriptionOptions
 
 # After a window that was heard at a higher temperature, the next one begins without earlier text.
 _MAX_CONDITION_TEMPERATURE = 0.5
 # Tokens of room for a window behind a long prompt and earlier text.
 _MIN_ROOM = 64
-
-
-@dataclass(frozen=True)
-class WindowTraits:
-    """The traits that all windows of a model have.
-
-    `size` is in frames, `max_tokens` bounds those of the prompt and the text of one window, `end_ids` end it, and
-    `before_id` is written before text that came earlier.
-    """
-
-    size: int
-    max_tokens: int
-    vocab_size: int
-    end_ids: frozenset[int]
-    before_id: int
 
 
 @dataclass
@@ -44,7 +29,6 @@ class Seeker:
 
     sound: Spectrogram
     clock: TimeTokens
-    traits: WindowTraits
     thresholds: Thresholds
     asked: TranscriptionOptions
     prompt_ids: list[int]
@@ -59,7 +43,7 @@ class Seeker:
     @property
     def num_frames(self) -> int:
         """Frames of the sound in the current window; none after the last one."""
-        return max(0, min(self.traits.size, self.sound.num_frames - self.begin))
+        return max(0, min(self.clock.size, self.sound.num_frames - self.begin))
 
     def get_samples(self) -> tuple[int, int]:
         """Return the first sample of the current window, and the one behind its last."""
@@ -76,7 +60,7 @@ class Seeker:
 
     def before(self) -> list[int]:
         """Return the tokens before the one that begins the current window's transcript."""
-        limit = self.traits.max_tokens // 2 - 1
+        limit = self.clock.max_tokens // 2 - 1
         ids, has_all = self.prompt_ids[-limit:], self.asked.prompt_condition_type == "all-segments"
         if self.asked.condition_on_prev_tokens and self._is_sure:
             heard = self.clock.tokens_before(self.heard, limit)
@@ -84,18 +68,18 @@ class Seeker:
             ids = ids + heard[max(0, len(heard) - room) :] if has_all else (ids + heard)[-limit:]
         elif self.begin and not has_all:
             return []
-        return [self.traits.before_id, *ids] if ids and not self._without_prompt else []
+        return [self.clock.before_id, *ids] if ids and not self._without_prompt else []
 
     def take(
         self, token_ids: Sequence[int], avg_logprob: float | None, no_speech: float | None
-    ) -> list[HeardPart] | None:
+    ) -> list[Segment] | None:
         """Return what is kept of the current window's tokens, and go on; None if it is to be heard again."""
-        ids = [token_id for token_id in token_ids if token_id not in self.traits.end_ids]
+        ids = [token_id for token_id in token_ids if token_id not in self.clock.end_ids]
         if self.before() and self.clock.stops_at_once(ids, self.num_frames):
             self._without_prompt = True
             return None
         get_ratio, ids_of_all = WhisperGenerationMixin._retrieve_compression_ratio, torch.tensor(token_ids)
-        ratio = get_ratio(ids_of_all, self.traits.vocab_size) if token_ids else 0.0
+        ratio = get_ratio(ids_of_all, self.clock.vocab_size) if token_ids else 0.0
         verdict = self.thresholds.judge(ratio, avg_logprob, no_speech)
         if verdict == "again" and self.attempt + 1 < len(self.thresholds.temperatures):
             self.attempt += 1

@@ -27,7 +27,6 @@ from omni_cli.models.transcription.timed_model import TimedModel
 from omni_cli.models.transcription.whisper_rules import (
     CONFIDENCES,
     FIRST_IDS,
-    TIMESTAMPS,
     WINDOW,
     Confidence,
     WhisperRules,
@@ -42,6 +41,7 @@ from omni_cli.stage.protocol import StageSpec
 # A shorter sound has not one frame of a spectrogram.
 _MIN_SAMPLES = 400
 _LANGUAGE = re.compile(r"\s*language (.+?)<asr_text>")
+_CUT = "the transcript is cut: the model reached its maximum of tokens"
 
 
 class TranscriptionStage(TextStage):
@@ -56,20 +56,16 @@ class TranscriptionStage(TextStage):
         self._config = self.engine.vllm_config.model_config
         self._speech = SpeechPrompts.of(self._config)
         self._model, self._hearing = self._speech.model, self._speech.hearing
-        self._own = read_own(self._config.model)
-        self._is_multilingual: bool = getattr(self._own, "is_multilingual", True)
-        # Whisper's tokens of a prompt name the language, the task and whether times are wanted.
-        self._has_marks: bool = self._model.supports_explicit_language_detection
+        own, tokenizer = read_own(self._config), self.engine.renderer.get_tokenizer()
+        self._is_multilingual: bool = getattr(own, "is_multilingual", True)
         self._timed: TimedModel | None = None
-        renderer = self.engine.renderer
-        self._marks: Mapping[str, int] = renderer.get_tokenizer().get_added_vocab()
-        if self._has_marks:
-            self._languages = read_languages(self._own, self._model, renderer.get_tokenizer())
-            processor = renderer.get_mm_processor()
+        self._marks: Mapping[str, int] = tokenizer.get_added_vocab()
+        if self._model.supports_explicit_language_detection:
+            self._languages = read_languages(own, self._model, tokenizer)
+            processor = self.engine.renderer.get_mm_processor()
             # A prompt of text that came before begins with another token than vLLM's start, which it would add.
             processor.skip_decoder_start_token = True
-            if getattr(self._own, "no_timestamps_token_id", None) is not None:
-                self._timed = TimedModel(self.engine.vllm_config, self._own, processor, renderer.get_tokenizer())
+            self._timed = TimedModel(self.engine.vllm_config, own, processor, tokenizer)
         self._transcriptions: dict[str, Transcription] = {}
 
     @cached_property
@@ -82,26 +78,23 @@ class TranscriptionStage(TextStage):
 
     @property
     def _has_heads(self) -> bool:
-        return self._timed is not None and self._timed.has_words
-
-    @property
-    def _chats(self) -> bool:
-        return self.role.chats
+        """True if a Whisper's own attention tells the times of words; an aligner comes before it."""
+        return self._timed is not None and self._timed.has_words and self.spec.ar.aligner is None
 
     def engine_args(self) -> dict[str, object]:
-        arguments = {**super().engine_args(), **({} if self._chats else {"logits_processors": [WhisperRules]})}
+        arguments = {**super().engine_args(), **({} if self.role.chats else {"logits_processors": [WhisperRules]})}
         if own := OWN_MODELS.get(self.spec.architecture):
             arguments["hf_overrides"] = {"architectures": [own]}
         return arguments
 
     def warm_up_request(self) -> GenerateRequest | None:
-        if self._chats:
+        if self.role.chats:
             return super().warm_up_request()
         media = Media(audio=((np.zeros(16_000, np.float32), 16_000),))
         return GenerateRequest("", media=media, transcription=TranscriptionOptions(language="en"))
 
     def add(self, request: GenerateRequest) -> None:
-        if self._chats and not request.transcription.asked:
+        if self.role.chats and not request.transcription.asked:
             super().add(request)
             return
         language = self._check(request)
@@ -123,10 +116,9 @@ class TranscriptionStage(TextStage):
             self._add_window(transcription, *transcription.seeker.get_samples())
         self._transcriptions[request.request_id] = transcription
         try:
-            if language is None and self._model.supports_explicit_language_detection:
-                self._admit(transcription, None)
-            else:
-                self._admit_all(transcription)
+            detects = language is None and self._timed is not None
+            for number in [None] if detects else range(len(transcription.pieces)):
+                self._admit(transcription, number)
         except InputError:
             self.abort(request.request_id)
             raise
@@ -143,9 +135,9 @@ class TranscriptionStage(TextStage):
         if len(media.audio) != 1 or media.images or media.videos:
             raise InputError(f"this model transcribes one sound per request, not {len(media.audio)}")
         # A listener's profile has those of its chats.
-        if request.sampling.get("stop", None if self._chats else self.spec.ar.sampling.stop):
+        if request.sampling.get("stop", None if self.role.chats else self.spec.ar.sampling.stop):
             raise InputError("a transcript is that of the whole sound", hint="drop `stop`, also of the profile")
-        if asked.timestamps and not self._has_marks:
+        if asked.timestamps and self._timed is None:
             raise InputError("this model tells no times", hint="drop `timestamps`, or ask for `json`")
         if asked.speakers and not self._model.supports_diarized_transcription:
             raise InputError("this model does not tell speakers apart", hint="ask for another `response_format`")
@@ -160,10 +152,6 @@ class TranscriptionStage(TextStage):
             raise InputError("this model hears English only: it takes no other `language` and does not translate")
         return "en"
 
-    def _admit_all(self, transcription: Transcription) -> None:
-        for number in range(len(transcription.pieces)):
-            self._admit(transcription, number)
-
     def _admit(self, transcription: Transcription, number: int | None) -> None:
         """Run a piece, or without its number the detection of the language."""
         # A window that is heard again needs another name while its first one leaves the engine.
@@ -177,30 +165,25 @@ class TranscriptionStage(TextStage):
         if "transcription" not in active.context:
             return super().render(active)
         transcription: Transcription = active.context["transcription"]
-        number, request = active.context["piece"], transcription.request
-        if number is None:
+        number, request, seeker = active.context["piece"], transcription.request, transcription.seeker
+        if number is None and seeker is not None:
             prompt = self._model.get_language_detection_prompt(transcription.pieces[0].samples, self._hearing)
             params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(self._languages))
-            detection = parse_model_prompt(self._config, prompt)
-            return detection if transcription.seeker is None else transcription.seeker.name_sound(detection), params
+            return seeker.name_sound(parse_model_prompt(self._config, prompt)), params
         # A prompt comes before windows by the seeker's rules.
-        asked = request if transcription.seeker is None else replace(request, prompt=None)
+        asked = request if seeker is None else replace(request, prompt=None)
         prompt = self._speech.make(asked, transcription.language, transcription.pieces[number].samples)
-        if not self._has_marks:
-            own = {"temperature": request.sampling.get("temperature", 0.0), "stop": None} if self._chats else {}
-            return prompt, self.sampling_params(request, **own)
-        text = prompt["decoder_prompt"]["prompt"].replace("<|prev|>", "<|startofprev|> ", 1)
-        seeker, (before, start, rest) = transcription.seeker, text.rpartition("<|startoftranscript|>")
-        rest = rest if self._is_multilingual else "<|notimestamps|>"
         if seeker is None:
-            prompt["decoder_prompt"]["prompt"] = before + start + rest
-            return prompt, self.sampling_params(request, extra_args={TIMESTAMPS: False})
+            own = {"temperature": request.sampling.get("temperature", 0.0), "stop": None} if self.role.chats else {}
+            return prompt, self.sampling_params(request, **own)
+        # Whisper's tokens of a prompt name the language and the task, those of an English one neither.
+        start = prompt["decoder_prompt"]["prompt"] if self._is_multilingual else "<|startoftranscript|>"
         encode = self.engine.renderer.get_tokenizer().encode
-        marks = encode(start + rest.removesuffix("<|notimestamps|>"), add_special_tokens=False)
+        marks = encode(start.removesuffix("<|notimestamps|>"), add_special_tokens=False)
         prompt["decoder_prompt"] = {"prompt_token_ids": [*seeker.before(), marks[0]]}
         CONFIDENCES[active.request.request_id] = Confidence()
         active.context.update(num_forced=len(marks) - 1, prompt_ids=[*seeker.before(), *marks])
-        notes = {TIMESTAMPS: True, WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
+        notes = {WINDOW: active.request.request_id, FIRST_IDS: marks[1:]}
         params = self.sampling_params(request, temperature=seeker.temperature, extra_args=notes)
         if params.max_tokens is not None:
             params.max_tokens += len(marks) - 1
@@ -216,7 +199,7 @@ class TranscriptionStage(TextStage):
         seeker = transcription.seeker
         (item,) = engine_input["decoder_prompt"]["mm_kwargs"]["audio"]
         frames = item["input_features"]
-        frames.data = seeker.sound.window(seeker.begin, seeker.traits.size).to(frames.data.dtype)
+        frames.data = seeker.sound.window(seeker.begin, seeker.clock.size).to(frames.data.dtype)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:
         if "transcription" not in active.context:
@@ -225,7 +208,7 @@ class TranscriptionStage(TextStage):
         number = active.context["piece"]
         if number is None:
             transcription.language = self._languages[output.outputs[0].token_ids[0]]
-            self._admit_all(transcription)
+            self._admit(transcription, 0)
             return []
         piece = transcription.pieces[number]
         for report in super().output(active, output):
@@ -260,6 +243,7 @@ class TranscriptionStage(TextStage):
         end_s = len(transcription.samples) / self._hearing.sample_rate
         about = Segment(0.0, 0.0, "", (), begin, temperature, confidence[0], None, confidence[1], heard_in)
         piece.segments = tuple(timed.make_segments(parts, end_s, about))
+        piece.samples = piece.samples[: (seeker.begin - begin) * seeker.sound.hop]  # the rest is heard again
         if transcription.request.transcription.word_timestamps and self._has_heads:
             timed.find_words(seeker, begin, parts, active.context["prompt_ids"], token_ids)
         self._settle(piece, active, timed, sum(len(part.token_ids) for part in parts))
@@ -325,6 +309,8 @@ class TranscriptionStage(TextStage):
         texts = [each.text for each in done if each.text is not None]
         traces = [each.trace for each in done]
         token_ids = tuple(token_id for text in texts for token_id in text.token_ids)
+        is_cut = any(text.finish_reason == "length" for text in texts)
+        notes = dict.fromkeys([*(note for each in done for note in each.notes), *([_CUT] if is_cut else [])])
         pairs = zip(transcription.pieces, texts, strict=True)
         segments = tuple(part for pair in pairs for part in self._segments(transcription, *pair))
         trace = {
@@ -333,7 +319,7 @@ class TranscriptionStage(TextStage):
             "ttft_s": min((each["ttft_s"] for each in traces if each["ttft_s"] is not None), default=None),
             "num_input_tokens": sum(each["num_input_tokens"] for each in traces),
             "num_output_tokens": len(token_ids),
-            "finish_reason": "length" if any(text.finish_reason == "length" for text in texts) else "stop",
+            "finish_reason": "length" if is_cut else "stop",
             "output_token_ids": token_ids,
             "token_times_s": sorted(time_s for each in traces for time_s in each["token_times_s"]),
             "output_logprobs": [item for each in traces for item in each["output_logprobs"] or ()] or None,
@@ -345,9 +331,10 @@ class TranscriptionStage(TextStage):
         has_words = transcription.request.transcription.word_timestamps
         words = tuple(self._find_words(transcription, language)) if has_words else None
         duration_s = len(transcription.samples) / self._hearing.sample_rate
-        transcript = Transcript(language, duration_s, segments, words, self._name_language(language))
+        name = {**LANGUAGES, **self._model.supported_languages}.get(language, "unknown").lower()
+        transcript = Transcript(language, duration_s, segments, words, name)
         text = TextOutput(transcription.text, token_ids, trace["finish_reason"], transcript=transcript)
-        return RequestDone(transcription.request.request_id, trace, text=text)
+        return RequestDone(transcription.request.request_id, trace, text=text, notes=tuple(notes))
 
     def _find_words(self, transcription: Transcription, language: str | None) -> Iterator[Word]:
         if transcription.seeker is not None and self._timed is not None and self._has_heads:
@@ -356,18 +343,15 @@ class TranscriptionStage(TextStage):
         for piece in transcription.pieces:
             yield from self._aligner.find_words(piece.samples, piece.text, piece.start_s, language)
 
-    def _name_language(self, code: str | None) -> str:
-        return str({**LANGUAGES, **self._model.supported_languages}.get(code, "unknown")).lower()
-
     def _segments(self, transcription: Transcription, piece: SoundWindow, text: TextOutput) -> Iterator[Segment]:
         """Yield a piece's text as one part, or the parts that a model which writes times or speakers has noted."""
         yield from piece.segments
         end_s = piece.start_s + len(piece.samples) / self._hearing.sample_rate
         words = piece.text.strip()
         if words and transcription.request.transcription.speakers:
-            space = " " * self._has_spaces(transcription)
-            yield from piece.parts_of_speakers(self._model.parse_diarized_transcript(words), space)
-        elif words and self._timed is None and not piece.segments:
+            space, is_cut = " " * self._has_spaces(transcription), text.finish_reason == "length"
+            yield from piece.parts_of_speakers(self._model, space, end_s, is_cut=is_cut)
+        elif words and self._timed is None:
             temperature = transcription.request.sampling.get("temperature")
             yield Segment(round(piece.start_s, 3), round(end_s, 3), words, text.token_ids, temperature=temperature)
 
@@ -377,7 +361,7 @@ class TranscriptionStage(TextStage):
 
     def tokenize_params(self, request: GenerateRequest) -> Any:
         # As vLLM's own server: its prompts are no chat template's.
-        return super().tokenize_params(request) if self._chats and not request.transcription.asked else None
+        return super().tokenize_params(request) if self.role.chats and not request.transcription.asked else None
 
     def abort(self, request_id: str) -> None:
         if request_id in self.active:  # the failure of a piece is that of the whole

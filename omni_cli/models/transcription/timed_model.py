@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import GenerationConfig
 from vllm.config import VllmConfig
 
-from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens, compression_ratio
-from omni_cli.models.transcription.seeking import Seeker, WindowTraits
+from omni_cli.models.transcription.long_form import Thresholds, TimeTokens
+from omni_cli.models.transcription.seeking import Seeker
 from omni_cli.models.transcription.spectrogram import Spectrogram
 from omni_cli.requests.contents import Segment, Word
 from omni_cli.requests.outputs import GenerateRequest
-
-if TYPE_CHECKING:
-    from omni_cli.models.transcription.word_times import WordAligner
 
 
 class TimedModel:
@@ -29,18 +28,14 @@ class TimedModel:
         self.has_words = bool(getattr(own, "alignment_heads", None))
         self._config, self._tokenizer = config, tokenizer
         self._thresholds = Thresholds.of(own)
-        sizes, ends = config.model_config.hf_config, own.eos_token_id
-        self.traits = WindowTraits(
-            self.extractor.nb_max_frames,
-            sizes.max_target_positions,
-            sizes.vocab_size,
-            frozenset([ends] if isinstance(ends, int) else ends),
-            tokenizer.convert_tokens_to_ids("<|startofprev|>"),
-        )
-        frames_per_step = self.extractor.nb_max_frames // sizes.max_source_positions
-        frame_s = self.extractor.hop_length / self.extractor.sampling_rate
-        self._clock = TimeTokens(own.no_timestamps_token_id + 1, frames_per_step, frame_s)
-        self._aligner: WordAligner | None = None
+        self._clock = TimeTokens.of(own, config.model_config.hf_config, self.extractor, tokenizer)
+
+    @cached_property
+    def _aligner(self) -> Any:
+        from omni_cli.models.transcription.word_times import WordAligner
+
+        config, device = self._config.model_config, self._config.device_config.device
+        return WordAligner(config.model, config.dtype, device, self._tokenizer)
 
     def new_seeker(self, request: GenerateRequest, samples: np.ndarray, temperature: float) -> Seeker:
         """Begin a sound; `temperature` other than 0 is that of all windows."""
@@ -49,7 +44,7 @@ class TimedModel:
             prompt_ids = self._tokenizer.encode(f" {words}", add_special_tokens=False)
         thresholds = replace(self._thresholds, temperatures=(temperature,)) if temperature else self._thresholds
         sound = Spectrogram(samples, self.extractor)
-        return Seeker(sound, self._clock, self.traits, thresholds, request.transcription, prompt_ids)
+        return Seeker(sound, self._clock, thresholds, request.transcription, prompt_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the words of tokens, without times."""
@@ -57,10 +52,10 @@ class TimedModel:
         text: str = self._tokenizer.decode(words, skip_special_tokens=True)
         return text
 
-    def make_segments(self, parts: Sequence[HeardPart], end_s: float, about: Segment) -> Iterator[Segment]:
+    def make_segments(self, parts: Sequence[Segment], end_s: float, about: Segment) -> Iterator[Segment]:
         """Yield the parts of a window that have words; what is known of it as a whole is that of `about`."""
-        words = self.decode([token_id for part in parts for token_id in part.token_ids])
-        about = replace(about, compression_ratio=compression_ratio(words.encode()) if words else None)
+        words = self.decode([token_id for part in parts for token_id in part.token_ids]).encode()
+        about = replace(about, compression_ratio=len(words) / len(zlib.compress(words)) if words else None)
         for part in parts:
             text = self.decode(part.token_ids)
             if text.strip():
@@ -69,22 +64,16 @@ class TimedModel:
                 yield replace(about, start_s=first_s, end_s=last_s, text=text, token_ids=part.token_ids)
 
     def find_words(
-        self, seeker: Seeker, begin: int, parts: Sequence[HeardPart], prompt_ids: Sequence[int], ids: Sequence[int]
+        self, seeker: Seeker, begin: int, parts: Sequence[Segment], prompt_ids: Sequence[int], ids: Sequence[int]
     ) -> None:
         """Note where the tokens end of the parts of a window that begins at a frame, `ids` being all that it wrote."""
-        if self._aligner is None:
-            from omni_cli.models.transcription.word_times import WordAligner
-
-            config, device = self._config.model_config, self._config.device_config.device
-            self._aligner = WordAligner(config.model, config.dtype, device, self._tokenizer)
         sound = seeker.sound
-        frames, start_s = sound.window(begin, self.traits.size), begin * self._clock.frame_s
+        frames, start_s = sound.window(begin, self._clock.size), begin * self._clock.frame_s
         ends_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, ids)
         num_kept = sum(len(part.token_ids) for part in parts)
         seeker.ends_s += [start_s + end_s for end_s in ends_s[:num_kept]]
 
     def read_words(self, seeker: Seeker, language: str | None) -> Iterator[Word]:
         """Yield the words of a sound whose windows have ended."""
-        if self._aligner is not None:
-            step_s = self._clock.frames_per_step * self._clock.frame_s
-            yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)
+        step_s = self._clock.frames_per_step * self._clock.frame_s
+        yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)

@@ -13,10 +13,8 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from omni_cli.models.transcription.prompts import read_own
 
-TIMESTAMPS = "timestamps"
-"""The key of `SamplingParams.extra_args` that turns the rules on; its value is true for a text with timestamps."""
 FIRST_IDS = "first_ids"
-"""The key of `SamplingParams.extra_args` for tokens that come first: those of the language and the task.
+"""The key of `SamplingParams.extra_args` that turns the rules on, for the tokens of the language and the task.
 
 They follow the token that begins a transcript, after which the model tells how probable silence is.
 """
@@ -28,15 +26,15 @@ WINDOW = "window"
 class Confidence:
     """Measure of how sure the model is of a window's tokens, by the log-probabilities that the rules leave."""
 
+    no_speech_prob: float | None = None
+    language_id: int | None = None
     _sum: torch.Tensor | float = 0.0
     _next: torch.Tensor | None = None
-    _no_speech: torch.Tensor | None = None
-    _language: torch.Tensor | None = None
 
     def note_first(self, logits: torch.Tensor, no_speech_id: int, languages: torch.Tensor) -> None:
         """Note the logits of the token that begins a transcript, of which those of `languages` tell the language."""
-        self._no_speech = logits.float().softmax(-1)[no_speech_id]
-        self._language = languages[logits[languages].argmax()] if len(languages) else None
+        self.no_speech_prob = float(logits.float().softmax(-1)[no_speech_id])
+        self.language_id = int(languages[logits[languages].argmax()]) if len(languages) else None
 
     def note(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
         """Note the logits of the token after `token_ids`."""
@@ -50,14 +48,6 @@ class Confidence:
             return None
         return float(self._sum + self._next[token_ids[-1]]) / len(token_ids)
 
-    @property
-    def no_speech_prob(self) -> float | None:
-        return None if self._no_speech is None else float(self._no_speech)
-
-    @property
-    def language_id(self) -> int | None:
-        return None if self._language is None else int(self._language)
-
 
 CONFIDENCES: dict[str, Confidence] = {}
 """Of the windows that run in this process, by name."""
@@ -68,7 +58,7 @@ class WhisperRules(AdapterLogitsProcessor):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
-        settings = read_own(vllm_config.model_config.model)
+        settings = read_own(vllm_config.model_config)
         # transformers' processors look for these tokens in the whole vocabulary, for each token that is written.
         always = set(settings.suppress_tokens or ())
         at_begin = always | set(settings.begin_suppress_tokens or ())
@@ -78,9 +68,9 @@ class WhisperRules(AdapterLogitsProcessor):
             torch.tensor([each for each in ids if each < vocab_size], dtype=torch.long, device=device)
             for ids in (always, at_begin, languages)
         )
-        # The token of silence is the one before.
-        self._no_timestamps: int | None = getattr(settings, "no_timestamps_token_id", None)
-        if self._no_timestamps is not None:
+        # Other models have none, and no request with these rules. The token of silence is the one before.
+        if hasattr(settings, "no_timestamps_token_id"):
+            self._no_timestamps: int = settings.no_timestamps_token_id
             self._rules_of_times = WhisperTimeStampLogitsProcessor(settings, 0)
 
     def is_argmax_invariant(self) -> bool:
@@ -90,14 +80,12 @@ class WhisperRules(AdapterLogitsProcessor):
         self, params: SamplingParams
     ) -> Callable[[Sequence[int], torch.Tensor], torch.Tensor] | None:
         extra = params.extra_args or {}
-        timestamps = extra.get(TIMESTAMPS)
-        if timestamps is None:
+        if FIRST_IDS not in extra:
             return None
-        confidence = CONFIDENCES.get(extra.get(WINDOW, ""))
-        first_ids: Sequence[int] = extra.get(FIRST_IDS, ())
+        first_ids, confidence = extra[FIRST_IDS], CONFIDENCES.get(extra[WINDOW])
 
         def apply(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-            if not token_ids and confidence is not None and self._no_timestamps is not None:
+            if not token_ids and confidence is not None:
                 confidence.note_first(logits, self._no_timestamps - 1, self._languages)
             if len(token_ids) < len(first_ids):
                 only = torch.full_like(logits, -torch.inf)
@@ -105,9 +93,8 @@ class WhisperRules(AdapterLogitsProcessor):
                 return only
             own = token_ids[len(first_ids) :]
             allowed = logits.index_fill(0, self._left_out if own else self._left_out_at_begin, -torch.inf)
-            if timestamps:
-                ids = torch.tensor([own], dtype=torch.long, device=logits.device)
-                allowed = self._rules_of_times(ids, allowed[None])[0]
+            ids = torch.tensor([own], dtype=torch.long, device=logits.device)
+            allowed = self._rules_of_times(ids, allowed[None])[0]
             if confidence is not None:
                 confidence.note(own, allowed)
             return allowed

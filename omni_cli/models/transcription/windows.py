@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,10 @@ from omni_cli.models.transcription.seeking import Seeker
 from omni_cli.requests.contents import Segment
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone, TextChunk
+
+_OPEN_MARK = re.compile(r"\[[^]]*$")
+# More than any time of a sound.
+_UNKNOWN_S = 10**9
 
 
 @dataclass
@@ -43,13 +48,20 @@ class SoundWindow:
         counts = (chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) if chunks else (0, 0)
         return TextChunk("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
 
-    def parts_of_speakers(self, parts: Iterable[Any], space: str) -> Iterator[Segment]:
-        """Yield parts that vLLM found in the text of a piece; raise `InputError` if there are none."""
-        if not parts:  # as of a prompt that asks for something else
+    def parts_of_speakers(self, model: Any, space: str, end_s: float, *, is_cut: bool) -> Iterator[Segment]:
+        """Yield the parts that vLLM finds in the text of a piece; raise `InputError` if there are none.
+
+        vLLM finds none without the time at the end, which a text that is cut lacks; its last part ends at `end_s`.
+        """
+        parts = model.parse_diarized_transcript(self.text.strip())
+        if not parts and is_cut:
+            parts = model.parse_diarized_transcript(_OPEN_MARK.sub("", self.text) + f"[{_UNKNOWN_S}]")
+        elif not parts:  # as of a prompt that asks for something else
             raise InputError("the transcript does not tell its speakers", hint="ask for another `response_format`")
         for part in parts:
-            start_s, end_s = (round(self.start_s + time_s, 3) for time_s in (part.start, part.end))
-            yield Segment(start_s, end_s, space + part.text, (), speaker=part.speaker)
+            first_s, last_s = (round(self.start_s + time_s, 3) for time_s in (part.start, part.end))
+            last_s = last_s if part.end < _UNKNOWN_S else max(first_s, round(end_s, 3))
+            yield Segment(first_s, last_s, space + part.text, (), speaker=part.speaker)
 
 
 @dataclass

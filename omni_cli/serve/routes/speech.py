@@ -168,8 +168,7 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
         service.capabilities.check_cloned(len(recordings), len(texts), _label)
     except UsageError as error:
         param = "ref_text" if error.message.startswith("`ref_text`") else "ref_audio"
-        message = error.message if error.hint is None else f"{error.message} ({error.hint})"
-        raise APIError(400, message, code="unsupported_input", param=param) from error
+        raise APIError(400, error.in_one_line, code="unsupported_input", param=param) from error
     if recordings:
         return await service.decode(partial(_decode_uploads, service, recordings, texts))
     saved = {name: voice for name in names if (voice := _load_saved(service, name)) is not None}
@@ -225,7 +224,7 @@ def _check_voices(service: Service, voices: list[ReferenceVoice], decoder: Media
     try:
         check_voices(voices, service.capabilities.cloning)
     except InputError as error:
-        raise APIError(400, f"{error.message} ({error.hint})", code="invalid_audio", param=param) from error
+        raise APIError(400, error.in_one_line, code="invalid_audio", param=param) from error
     return {"speech": SpeechOptions(voices=tuple(voices)), "notes": tuple(decoder.notes)}
 
 

@@ -44,11 +44,7 @@ def transcription_routes(service: Service) -> APIRouter:
             ("timestamp_granularities", asks_times, needed),
             ("stream", body.stream and body.response_format not in (None, "json", "text"), excluded),
         )
-        exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "transcribe", exchange)
-        if body.stream:
-            return await event_stream(_events(service, generate, exchange), exchange, service.log)
-        return _reply(await service.result(generate, exchange), body, "transcribe")
+        return await _answer(service, body, "transcribe", request)
 
     @router.post(
         Route.TRANSLATIONS,
@@ -57,21 +53,20 @@ def transcription_routes(service: Service) -> APIRouter:
     )
     async def audio_translations(body: Annotated[TranslationRequest, MULTIPART], request: Request) -> Response:
         """Translate a sound of any length to English text."""
-        exchange = Exchange.from_scope(request.scope)
-        generate = await _request(service, body, "translate", exchange)
-        return _reply(await service.result(generate, exchange), body, "translate")
+        return await _answer(service, body, "translate", request)
 
     return router
 
 
-async def _request(service: Service, body: SoundRequest, task: SpeechTask, exchange: Exchange) -> GenerateRequest:
+async def _answer(service: Service, body: SoundRequest, task: SpeechTask, request: Request) -> Response:
+    exchange = Exchange.from_scope(request.scope)
     service.check_model(body.model)
     service.check_transcribes()
     service.check_prompt_length(len(body.prompt or ""))
     media = await service.decode(partial(_media, body))
     ((samples, sample_rate),) = media["media"].audio
     exchange.lengthen(len(samples) / sample_rate)
-    return GenerateRequest(
+    generate = GenerateRequest(
         request_id=new_id("transcription"),
         modalities=frozenset({"text"}),
         lora=service.adapter(body.model),
@@ -81,12 +76,15 @@ async def _request(service: Service, body: SoundRequest, task: SpeechTask, excha
             timestamps=body.response_format in ("srt", "vtt"),
             speakers=body.response_format == "diarized_json",
             asked=True,
-            word_timestamps="word" in body.granularities,
+            word_timestamps="word" in getattr(body, "timestamp_granularities", ()),
             **body.request_fields("transcription"),
         ),
         sampling=body.request_fields("sampling"),
         **media,
     )
+    if getattr(body, "stream", None):
+        return await event_stream(_events(service, generate, exchange), exchange, service.log)
+    return _reply(await service.result(generate, exchange), body, task)
 
 
 def _media(body: SoundRequest, decoder: MediaDecoder) -> dict[str, Any]:
@@ -138,7 +136,7 @@ def _reply(result: RequestResult, body: SoundRequest, task: SpeechTask) -> Respo
         reply["text"] = "".join(segment.text for segment in transcript.segments).strip()
     if body.response_format == "verbose_json":
         reply["language"] = transcript.language_name
-        if "segment" in body.granularities:
+        if "segment" in (getattr(body, "timestamp_granularities", ()) or ("segment",)):
             reply["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
         if transcript.words is not None:
             reply["words"] = [

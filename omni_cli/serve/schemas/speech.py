@@ -94,10 +94,6 @@ class SoundRequest(ModelBody, Form):
         None, description="Default: `json`. The last ones have times."
     )
 
-    @property
-    def granularities(self) -> Sequence[str]:
-        return ("segment",)
-
 
 @with_fields_of("translations")
 class TranslationRequest(SoundRequest):
@@ -119,7 +115,3 @@ class TranscriptionRequest(SoundRequest):
     include: Annotated[object, Only()] = Field(None, alias="include[]")
     known_speaker_names: Annotated[object, Only()] = Field(None, alias="known_speaker_names[]")
     known_speaker_references: Annotated[object, Only()] = Field(None, alias="known_speaker_references[]")
-
-    @property
-    def granularities(self) -> Sequence[str]:
-        return self.timestamp_granularities or ("segment",)

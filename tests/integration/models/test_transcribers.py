@@ -16,7 +16,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from support.answers import answer_of  # noqa: E402
 from support.references import TranscriptionReferenceAlone  # noqa: E402
-from support.tiny_models import qwen3_asr  # noqa: E402
+from support.tiny_models import qwen3_asr, whisper  # noqa: E402
 from support.tiny_transcribers import BUILDERS, NEEDS, forced_aligner, speakers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
@@ -67,6 +67,32 @@ def test_a_transcriber(name: str, tmp_path: Path) -> None:
         assert [(answer["token_ids"], answer["num_input_tokens"]) for answer in answers["alone"]] == expected
 
 
+def test_a_forced_aligner_comes_before_the_heads_of_a_whisper(tmp_path: Path) -> None:
+    """Each window's words are found in the part of it that the next one does not hear again."""
+    aligner = forced_aligner(tmp_path / "aligner")
+    request = {"seed": 8, "seconds": 6.0, "language": "en", "word_timestamps": True}
+    task = {"folder": str(whisper(tmp_path / "whisper")), "aligner": str(aligner), "requests": [request]}
+    (found,) = answer_of("transcriptions", task, tmp_path)["alone"]
+    samples = resample(*voice(8, 6.0), 16_000)
+    begins = [*dict.fromkeys(seek * 160 for seek, _ in found["languages"])]
+    own = ForcedAligner(str(aligner), torch.float32, torch.device("cpu"))
+    texts = [
+        "".join(
+            text
+            for (_, _, text), (seek, _) in zip(found["segments"], found["languages"], strict=True)
+            if seek * 160 == begin
+        )
+        for begin in begins
+    ]
+    words = [
+        word
+        for begin, end, text in zip(begins, [*begins[1:], None], texts, strict=True)
+        for word in own.find_words(samples[begin:end], text, begin / 16_000, "en")
+    ]
+    assert len(begins) > 1 and words
+    assert found["words"] == [[word.text, word.start_s, word.end_s] for word in words]
+
+
 def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
     folder, aligner = qwen3_asr(tmp_path / "qwen3_asr"), forced_aligner(tmp_path / "aligner")
     request = {"seed": 5, "seconds": 3.0, "language": "en", "max_tokens": 20}
@@ -91,15 +117,20 @@ def test_a_forced_aligner_tells_the_times_of_words(tmp_path: Path) -> None:
 
 def test_the_parts_of_speakers(tmp_path: Path) -> None:
     requests = [
-        {"seed": 0, "seconds": 2.5, "speakers": True},
-        {"seed": 0, "seconds": 2.5, "speakers": True, "max_tokens": 2},
+        {"seed": 0, "seconds": 75.0, "speakers": True},
+        *({"seed": 0, "seconds": 2.5, "speakers": True, "max_tokens": number} for number in (1, 2, 5)),
+        {"seed": 0, "seconds": 2.5},
     ]
     folder = speakers(tmp_path / "moss")
-    whole, cut = answer_of("transcriptions", {"folder": str(folder), "requests": requests}, tmp_path)["alone"]
+    answers = answer_of("transcriptions", {"folder": str(folder), "requests": requests}, tmp_path)["alone"]
+    whole, *cut, plain = answers
     assert whole["text"] == "[0.50][S01]ships at sea[1.25][1.50][S02]rain[2.00]"
     assert whole["segments"] == [[0.5, 1.25, " ships at sea"], [1.5, 2.0, " rain"]]
     assert whole["speakers"] == ["S01", "S02"]
-    assert cut == "the transcript does not tell its speakers"
+    assert plain["text"] == whole["text"] and not whole["notes"]
+    heard: list[Any] = [[], [[0.5, 2.5, " ships at sea"]], [[0.5, 1.25, " ships at sea"], [1.5, 2.5, " rain"]]]
+    assert [answer["segments"] for answer in cut] == heard, "the last part has no end of its own"
+    assert all(answer["notes"] == ["the transcript is cut: the model reached its maximum of tokens"] for answer in cut)
 
 
 def test_a_forced_aligner_finds_no_words_in_marks_and_names_a_missing_package(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,17 @@ def test_the_language_is_that_of_the_first_window_and_told_of_each(folder: Path,
 def test_what_cannot_be_transcribed_is_one_error(answers: dict[str, Any]) -> None:
     assert answers["alone"][-len(REFUSED) :] == [f"InputError: {message}" for message in REFUSED]
     assert answers["left"] == [0, 0], "requests of the stage that have ended"
+
+
+def test_a_checkpoint_without_a_generation_config_tells_times(folder: Path, tmp_path: Path) -> None:
+    """Its tokenizer has the token before the times; its vocabulary is that of a model that hears English alone."""
+    old = shutil.copytree(folder, tmp_path / "old")
+    (old / "generation_config.json").unlink()
+    request = {"seed": 8, "seconds": 6.0, "timestamps": True}
+    (found,) = answer_of("transcriptions", {"folder": str(old), "requests": [request]}, tmp_path)["alone"]
+    times = [time_s for start_s, end_s, _ in found["segments"] for time_s in (start_s, end_s)]
+    assert found["language"] == "en" and times and times == sorted(times) and times[-1] <= 6.0
+    assert found["chunks"] == found["text"] and "<|" not in found["text"]
 
 
 def test_a_benchmark_hears_speech_of_its_own(folder: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_the_pipeline_changes_is_logged(edit: Any, edit_server: OmniServer)
         ({"mask": openai.omit}, "its pipeline rejects the request: ", None),
         ({"mask": b"hello"}, "format is not recognised", "mask"),
         ({"image": b"hello"}, "cannot read the image in `image`", "image"),
-        ({"image": [png(smooth()), b""]}, "cannot read the image in `image[1]`", "image[1]"),
+        ({"image": [png(smooth()), b""]}, "the image in `image[1]` is empty (0 bytes)", "image[1]"),
         ({"image": []}, "`image` is missing", "image"),
         ({"image": [png(smooth(1, 1))] * 17}, "at most 16", "image[]"),
         ({"image": bomb_png(20_000, 20_000)}, "too many pixels", "image"),

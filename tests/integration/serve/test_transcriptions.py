@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import re
 from typing import Any
 
 import openai
@@ -12,6 +14,8 @@ from support.omni_server import CHAT, OmniServer
 from support.served_page import ServedPage
 from support.transcriptions import voice
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+_CUE = re.compile(r"^(\d+\n)?[\d:.,]+ --> [\d:.,]+$", re.MULTILINE)
 
 
 def wav(seed: int, seconds: float) -> tuple[str, bytes]:
@@ -24,6 +28,28 @@ def wav(seed: int, seconds: float) -> tuple[str, bytes]:
 def transcribe(whisper_server: OmniServer, **fields: Any) -> Any:
     fields = {"file": wav(1, 9.0), "model": "whisper", "language": "en", **fields}
     return whisper_server.client().audio.transcriptions.create(**fields)
+
+
+def test_formats_have_the_same_words_of_a_long_recording(whisper_server: OmniServer) -> None:
+    ask, sound = functools.partial(transcribe, whisper_server, file=wav(3, 75.0)), {"response_format": "verbose_json"}
+    whole = "".join(ask().text.split())
+    assert len(whole) > 300
+    verbose = ask(**sound, timestamp_granularities=["segment", "word"])
+    subtitles = [ask(response_format=name) for name in ("srt", "vtt")]
+    cues = ["".join(_CUE.sub("", text.removeprefix("WEBVTT"))) for text in subtitles]
+    *deltas, done = ask(stream=True)
+    found = {
+        "text": ask(response_format="text"),
+        "verbose_json": verbose.text,
+        "segments": "".join(part.text for part in verbose.segments),
+        "words": " ".join(word.word for word in verbose.words),
+        "srt": cues[0],
+        "vtt": cues[1],
+        "deltas": "".join(event.delta for event in deltas),
+        "stream": done.text,
+    }
+    assert {name: "".join(text.split()) for name, text in found.items()} == dict.fromkeys(found, whole)
+    assert len(verbose.segments) > 9 and verbose.segments[-1].end > 70
 
 
 def test_formats_have_the_same_text(whisper_server: OmniServer) -> None:
@@ -88,7 +114,9 @@ def test_a_language_is_detected_a_prompt_and_a_translation_change_the_text(whisp
 @pytest.mark.parametrize(
     ("fields", "status", "message"),
     [
-        ({"file": ("a.wav", b"not a sound")}, 400, "`file`"),
+        ({"file": ("a.wav", b"not a sound")}, 400, "audio in `file`: it is damaged, or its format is not among those"),
+        ({"file": ("a.mp3", b"not a sound")}, 400, "that can be read (WAV, FLAC, MP3, Ogg, M4A"),
+        ({"file": ("a.wav", b"")}, 400, "the audio in `file` is empty (0 bytes)"),
         ({"file": wav(0, 0.0)}, 400, "`file`"),
         ({"file": wav(0, 0.02)}, 400, "audio in `file` is too short to be speech: 20 ms"),
         ({"language": "klingon"}, 400, "`language`"),

@@ -15,12 +15,14 @@ import transformers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
 from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
-from omni_cli.models.transcription.seeking import Seeker, WindowTraits  # noqa: E402
+from omni_cli.models.transcription.seeking import Seeker  # noqa: E402
 from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
 from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
 
-CLOCK = TimeTokens(first_id=1000, frames_per_step=2, frame_s=0.01)
-TRAITS = WindowTraits(size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998)
+CLOCK = TimeTokens(
+    first_id=1000, frames_per_step=2, frame_s=0.01,
+    size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998,
+)  # fmt: skip
 OFF = Thresholds()
 WINDOWS = {
     "one sentence": [1000, 5, 6, 1100],
@@ -67,7 +69,7 @@ def test_a_spectrogram_in_windows_is_that_of_the_whole(seconds: float) -> None:
 def seeker(thresholds: Thresholds = OFF, **asked: Any) -> Seeker:
     sound = Spectrogram(np.zeros(9000 * 160, np.float32), transformers.WhisperFeatureExtractor())
     options = TranscriptionOptions(**asked)
-    return Seeker(sound, CLOCK, TRAITS, thresholds, options, [40, 41])
+    return Seeker(sound, CLOCK, thresholds, options, [40, 41])
 
 
 @pytest.mark.parametrize(

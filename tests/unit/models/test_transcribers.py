@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_cli.config.families import get_family
-from omni_cli.config.loader import load_profile
+from omni_cli.config.loader import check_profile, load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import UsageError
 from omni_cli.requests.capabilities import Capabilities
@@ -66,6 +66,34 @@ def test_what_asks_for_a_transcript(fields: dict[str, Any], asked: bool) -> None
         assert capabilities.lacks_prompt({}) and not capabilities.lacks_prompt(
             {"audio": fields.get("audio", ["a.wav"])}
         )
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "where", "message"),
+    [
+        (
+            "transcriber",
+            "sampling: {stop: [a]}",
+            26,
+            "`stop` has no effect on a transcript, which is that of the whole",
+        ),
+        ("transcriber", "sampling: {include_stop_str_in_output: true}", 26, "`include_stop_str_in_output` has no"),
+        ("listener", "sampling: {stop: [a]}", None, ""),
+        ("transcriber", "aligner: b", None, ""),
+        ("listener", "aligner: b", None, ""),
+        ("model", "aligner: b", 15, "`aligner` has no effect in a stage that does not transcribe"),
+    ],
+)
+def test_keys_without_effect_on_a_transcript(
+    tmp_path: Path, stage: str, key: str, where: int | None, message: str
+) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"version: 1\nname: a\nmodel: b/c\ndtype: float32\nstages:\n  {stage}: {{kind: ar, {key}}}\n")
+    found = check_profile(path)
+    assert len(found) == (where is not None)
+    for diagnostic in found:
+        assert diagnostic.message.startswith(message)
+        assert (diagnostic.location.line, diagnostic.location.column) == (5, (where or 0) + len(stage))
 
 
 def test_a_language_model_has_no_options_of_transcripts() -> None:

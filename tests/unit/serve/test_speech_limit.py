@@ -41,6 +41,7 @@ def test_the_error_of_a_recording_that_is_too_long_names_the_option(seconds: flo
     with pytest.raises(APIError) as raised:
         hear(seconds, Limits(max_audio_s=2.0))
     expected = "the audio in `file` is longer than 2 s, the maximum of this server's `--max-audio-seconds`"
+    expected += " (cut it into shorter files)"
     assert (raised.value.status, raised.value.message) == (400, expected)
 
 

@@ -96,6 +96,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama(tmp_path_factory.mktemp("model") / "llama")
 
 
+@pytest.mark.nightly  # a download of 68 MiB
+@pytest.mark.parametrize(("name", "verdict"), [("", "equal"), ("fixed cuts", "different")])
+def test_speech_that_a_join_at_fixed_cuts_loses_is_found(
+    folder: Path, whisper_tiny: Path, name: str, verdict: str
+) -> None:
+    planted: dict[str, Any] = {"planted": "planted_outputs", "environment": {"PLANTED_OUTPUT": name}} if name else {}
+    ended = run_omni(folder, "verify", "--model", str(whisper_tiny), "--json", **planted)
+    assert ended.code == (ExitCode.OUTPUT_MISMATCH if name else ExitCode.OK), ended.err
+    assert verdicts(ended)["coverage", "transcriber"] == verdict
+    (row,) = (row for row in ended.document["rows"] if row["check"] == "coverage")
+    assert row["request"] == "long speech" and "0.0 s in the reference's transcript" in row["why"]
+    ended.check_clean()
+
+
 @pytest.mark.parametrize("name", sample(tuple(FOUND), ("weight", "neighbour", "talker weight", "vae dtype")))
 def test_a_planted_fault_is_named_with_its_stage(folder: Path, model: Path, name: str) -> None:
     ended = verify(folder, name, model)

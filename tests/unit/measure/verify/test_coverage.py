@@ -15,10 +15,10 @@ import transformers  # noqa: E402
 from omni_cli.measure.verify.coverage import Span, find_lost_speech, judge_coverage, make_long_request  # noqa: E402
 from omni_cli.measure.verify.run_comparison import Answer  # noqa: E402
 from omni_cli.models.scores import Expected  # noqa: E402
-from omni_cli.models.transcription.long_form import HeardPart, Thresholds, TimeTokens  # noqa: E402
-from omni_cli.models.transcription.seeking import Seeker, WindowTraits  # noqa: E402
+from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
+from omni_cli.models.transcription.seeking import Seeker  # noqa: E402
 from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
-from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
+from omni_cli.requests.contents import Segment, TranscriptionOptions  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 from omni_cli.requests.media.audio import read_speech  # noqa: E402
 
@@ -70,7 +70,10 @@ def test_our_recording_has_more_than_one_window_of_speech() -> None:
     assert find_lost_speech((samples, rate), [(0.0, 30.0)])[0] > 3.0
 
 
-CLOCK = TimeTokens(first_id=1000, frames_per_step=2, frame_s=0.01)
+CLOCK = TimeTokens(
+    first_id=1000, frames_per_step=2, frame_s=0.01,
+    size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998,
+)  # fmt: skip
 
 
 def write_sentences(begin_s: float) -> list[int]:
@@ -87,8 +90,7 @@ def write_sentences(begin_s: float) -> list[int]:
 
 def hear(sound: Spectrogram) -> list[Span]:
     """Return the times of the parts that are kept of all windows."""
-    traits = WindowTraits(size=3000, max_tokens=448, vocab_size=2600, end_ids=frozenset({999}), before_id=998)
-    seeker, parts = Seeker(sound, CLOCK, traits, Thresholds(), TranscriptionOptions(), []), list[HeardPart]()
+    seeker, parts = Seeker(sound, CLOCK, Thresholds(), TranscriptionOptions(), []), list[Segment]()
     while seeker.num_frames:
         parts += seeker.take([*write_sentences(seeker.begin * 0.01), 999], None, None) or []
     return [(part.start_s, part.end_s) for part in parts]
