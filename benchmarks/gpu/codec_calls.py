@@ -34,7 +34,13 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
+from omni_cli.models.codec.code_predictor import (
+    CodeNetwork,
+    CodePredictor,
+    CodeSampling,
+    PredictorGraphs,
+    stack_projections,
+)
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 
 REPEATS = 20
@@ -82,6 +88,8 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
     num_codes, width, later = given.vocab_size, given.hidden_size, given.num_code_groups - 1
     table = torch.randn(num_codes, width, device=device, dtype=dtype)
 
+    stack_projections(model.model.layers)
+
     def predictor() -> CodePredictor:
         network = CodeNetwork(
             config=model.config, layers=model.model.layers, norm=model.model.norm, rotary_emb=model.model.rotary_emb,
@@ -97,7 +105,7 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
         hidden = torch.randn(batch, width, device=device, dtype=dtype)
         firsts = torch.randint(0, num_codes, (batch,), device=device)
         draws = torch.rand(batch, later, device=device)
-        return hidden, firsts, draws, torch.zeros(batch, 1, dtype=torch.bool, device=device)
+        return hidden, firsts, draws
 
     given_inputs = [inputs(batch) for batch in batches]
     eager = PredictorGraphs(predictor())

@@ -20,16 +20,16 @@ def predictor() -> CodePredictor:
 def test_replays_make_the_codes_of_eager_calls(predictor, compiles):
     hidden, first = torch.randn(MAX_BATCH, WIDTH, device="cuda"), torch.arange(MAX_BATCH, device="cuda")
     draws = torch.rand(MAX_BATCH, CODEBOOKS - 1, device="cuda")
-    is_greedy = torch.arange(MAX_BATCH, device="cuda")[:, None] % 2 == 0
-    expected = [predictor(hidden, first), predictor(hidden, first, draws, is_greedy)]
+    draws[::2] = 0  # greedy
+    expected = [predictor(hidden, first), predictor(hidden, first, draws)]
     if compiles:
         predictor.compile_parts()
     graphs = PredictorGraphs(predictor)
     graphs.capture(CudaGraphBackend(torch.device("cuda")), torch.randn(MAX_BATCH, WIDTH, device="cuda"))
     made = []
     for count in (1, 8, 3, 12, 9):
-        made.append((count, 0, graphs(hidden[:count], first[:count], None, None)))
-        made.append((count, 1, graphs(hidden[:count], first[:count], draws[:count], is_greedy[:count])))
+        made.append((count, 0, graphs(hidden[:count], first[:count], None)))
+        made.append((count, 1, graphs(hidden[:count], first[:count], draws[:count])))
     for count, which, (codes, rows) in made:
         assert torch.equal(codes, expected[which][0][:count])
         torch.testing.assert_close(rows, expected[which][1][:count], rtol=1e-4, atol=1e-4)

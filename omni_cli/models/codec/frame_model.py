@@ -12,7 +12,14 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graphs import GraphBackend
 from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
-from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
+from omni_cli.models.codec.code_predictor import (
+    SMALLEST,
+    CodeNetwork,
+    CodePredictor,
+    CodeSampling,
+    PredictorGraphs,
+    stack_projections,
+)
 
 
 class FrameModel(InputEmbedsModel):
@@ -43,6 +50,7 @@ class FrameModel(InputEmbedsModel):
         loaded = super().load_weights(self._load_predictor(weights, apart))
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
             network = self.code_network()
+            stack_projections(network.layers)
             weight = next(network.layers.parameters())
             predictor = CodePredictor(
                 network,
@@ -73,14 +81,10 @@ class FrameModel(InputEmbedsModel):
                 loaded.add(inner)
 
     def predict_codes(
-        self,
-        hidden: torch.Tensor,
-        first_codes: torch.Tensor,
-        draws: torch.Tensor | None,
-        is_greedy: torch.Tensor | None,
+        self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
-        return self._graphs(hidden, first_codes, draws, is_greedy)
+        return self._graphs(hidden, first_codes, draws)
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
@@ -97,7 +101,5 @@ class FrameModel(InputEmbedsModel):
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""
-        rows = torch.zeros_like(self.embed_codes(0, codes[:, 0]))
-        for index in range(1, self.num_codebooks):
-            rows = rows + self.embed_codes(index, codes[:, index])
-        return rows
+        later = [self.embed_codes(index, codes[:, index]) for index in range(1, self.num_codebooks)]
+        return torch.stack(later).sum(dim=0)
