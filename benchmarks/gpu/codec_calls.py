@@ -38,7 +38,6 @@ from omni_cli.models.codec.code_predictor import (
     CodeNetwork,
     CodePredictor,
     CodeSampling,
-    PredictorGraphs,
     stack_projections,
 )
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
@@ -83,23 +82,19 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
     given = config.talker_config.code_predictor_config
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = PredictorModel._from_config(given, dtype=dtype).to(device).eval()
+    stack_projections(model.model.layers)
     for name, parameter in model.named_parameters():
         fill(name, parameter.data)
     num_codes, width, later = given.vocab_size, given.hidden_size, given.num_code_groups - 1
     table = torch.randn(num_codes, width, device=device, dtype=dtype)
 
-    stack_projections(model.model.layers)
-
     def predictor() -> CodePredictor:
         network = CodeNetwork(
-            config=model.config, layers=model.model.layers, norm=model.model.norm, rotary_emb=model.model.rotary_emb,
+            layers=model.model.layers, norm=model.model.norm, rotary_emb=model.model.rotary_emb,
             embed=lambda index, codes: model.model.codec_embedding[index - 1](codes) if index else table[codes],
             head=lambda index, hidden: model.lm_head[index - 1](hidden),
         )  # fmt: skip
-        return CodePredictor(
-            network, num_codebooks=given.num_code_groups, max_batch=max(batches), sampling=CodeSampling(50, 0.8),
-            dtype=dtype, device=device,
-        )  # fmt: skip
+        return CodePredictor(network, given.num_code_groups, CodeSampling(50, 0.8))
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
         hidden = torch.randn(batch, width, device=device, dtype=dtype)
@@ -108,16 +103,15 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
         return hidden, firsts, draws
 
     given_inputs = [inputs(batch) for batch in batches]
-    eager = PredictorGraphs(predictor())
+    eager = predictor()
     times: dict[str, Any] = {"eager": [_time(lambda each=each: eager(*each), device) for each in given_inputs]}
     for side in ("graph", "compiled graph") if device.type == "cuda" else ():
         own = predictor()
         if side == "compiled graph":
             own.compile_parts()
-        graphs = PredictorGraphs(own)
-        graphs.capture(CudaGraphBackend(device), inputs(max(batches))[0])
-        times[side] = [_time(lambda each=each, run=graphs: run(*each), device) for each in given_inputs]
-        times[f"kernels, {side}"] = _kernels(lambda run=graphs: run(*given_inputs[0]))
+        own.capture(CudaGraphBackend(device), inputs(max(batches))[0])
+        times[side] = [_time(lambda each=each, run=own: run(*each), device) for each in given_inputs]
+        times[f"kernels, {side}"] = _kernels(lambda run=own: run(*given_inputs[0]))
     return times
 
 

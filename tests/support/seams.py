@@ -37,7 +37,7 @@ SEAMS: dict[str, dict[str, str]] = {
             "sees every product of a reference"
         ),
         "transformers.cache_utils:Cache.__init__(layers)": "holds a piece's keys and values",
-        "transformers.cache_utils:Cache.update(key_states, value_states, layer_idx)": "is what `FrameCache` has",
+        "transformers.cache_utils:Cache.update(key_states, value_states, layer_idx)": "is what `KeyValueCache` has",
         "transformers.cache_utils:DynamicSlidingWindowLayer.update(key_states, value_states)": (
             "keeps those of the window and returns all"
         ),

@@ -9,7 +9,7 @@ its time: no mask and no copies for heads that share keys, because a call is giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.cuda_graphs import RowGraphs
 from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.models.codec.streaming import KeyValueCache
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,9 @@ class CodeNetwork:
 
     `embed(index, codes)` looks up codes (batch,) of codebook `index`, 0 for the backbone's, as rows of the backbone's
     width; `project` maps such rows to the width of the `layers`. `head(index, hidden)` computes the logits of codebook
-    `index`, from 1 on. `config` is that of the layers.
+    `index`, from 1 on.
     """
 
-    config: Any
     layers: nn.ModuleList
     norm: nn.Module
     rotary_emb: nn.Module
@@ -52,90 +52,86 @@ class CodeSampling:
     temperature: float = 1.0
 
 
-Layers = Sequence[tuple[torch.Tensor, torch.Tensor]]
-# cuDNN's attention, which torch may prefer, plans for each number of positions.
-_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+class StackedLinear(nn.Module):
+    """Linear layers of the same rows as one product: it has the place of each of them, and they are called in order.
 
-
-class FrameCache:
-    """Keys and values of a frame's codes, with the interface of transformers' cache.
-
-    `before` are those of each layer, (batch, num_heads, num_positions, head_dim), and empty in a frame's first call;
-    `layers` are all of them after a call.
+    `parts` are by vLLM's names of their shards.
     """
 
-    def __init__(self, before: Layers) -> None:
-        self._before = before
-        self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._before:
-            before = self._before[layer_idx]
-            self.layers.append((torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)))
-        else:
-            self.layers.append((keys.contiguous(), values.contiguous()))
-        return self.layers[-1]
-
-
-class StackedLinear(nn.Module):
-    """Linear layers that take the same rows, as one product: it has the name of each, and is called in their order."""
-
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+    def __init__(self, parts: Mapping[str | int, nn.Linear]) -> None:
         super().__init__()
-        # No parameter, of which vLLM would want a weight in the checkpoint.
-        self.weight = nn.Buffer(torch.cat([part.weight.data for part in parts]), persistent=False)
-        self._sizes = [part.out_features for part in parts]
+        self._sizes = {shard: part.out_features for shard, part in parts.items()}
+        example = next(iter(parts.values())).weight
+        weight: Any = nn.Parameter(example.new_empty(sum(self._sizes.values()), example.shape[1]), requires_grad=False)
+        weight.weight_loader = self._load
+        self.weight = weight
         self._later: list[torch.Tensor] = []
 
+    def _load(self, weight: torch.Tensor, loaded: Any) -> None:
+        parts = weight.data.split(list(self._sizes.values()))
+        default_weight_loader(dict(zip(self._sizes, parts, strict=True))[loaded.shard_id], loaded)
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        made = self._later or list(nn.functional.linear(rows, self.weight).split(self._sizes, dim=-1))
-        self._later = made[1:]
-        return made[0]
+        if not self._later:
+            self._later = list(nn.functional.linear(rows, self.weight).split(list(self._sizes.values()), dim=-1))
+        first, *self._later = self._later
+        return first
 
 
 def stack_projections(layers: nn.ModuleList) -> None:
-    """Make the products of transformers' decoder layers as few as vLLM's, under its names."""
+    """Give transformers' layers as few products as vLLM's have, with vLLM's names for their weights, not loaded yet."""
     for layer in layers:
         for module, merged, names in (
-            (layer.self_attn, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
-            (layer.mlp, "gate_up_proj", ("gate_proj", "up_proj")),
+            (layer.self_attn, "qkv_proj", {"q": "q_proj", "k": "k_proj", "v": "v_proj"}),
+            (layer.mlp, "gate_up_proj", {0: "gate_proj", 1: "up_proj"}),
         ):
-            parts = [getattr(module, name) for name in names]
-            if any(part.bias is not None for part in parts):
-                continue
-            stacked = StackedLinear(parts)
-            for name in names:
+            stacked = StackedLinear({shard: getattr(module, name) for shard, name in names.items()})
+            for name in names.values():
                 delattr(module, name)
-            for name in (merged, *names):
+            for name in (merged, *names.values()):
                 setattr(module, name, stacked)
 
 
-class CodePredictor(nn.Module):
-    """Draws the codes of a frame for the requests of a step. Shapes depend only on the number of requests."""
+# cuDNN's attention, which torch may prefer, plans for each number of positions.
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Graphs for fewer requests are slower: cuBLAS has faster matrix products for eight rows than for two.
+SMALLEST = 8
 
-    def __init__(
-        self,
-        network: CodeNetwork,
-        *,
-        num_codebooks: int,
-        max_batch: int,
-        sampling: CodeSampling,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__()
-        # Not as a module attribute: the weights belong to the model, which loads them by its own names.
-        self._network = (network,)
-        self._sampling = sampling
-        self.num_codebooks, self.max_batch, self.device = num_codebooks, max_batch, device
-        indices = torch.arange(num_codebooks, device=device)
-        cos, sin = network.rotary_emb(torch.empty(0, dtype=dtype, device=device), indices[None])
+
+class CodePredictor:
+    """Draws the codes of a frame for the requests of a step. Shapes depend only on the number of requests.
+
+    Calls replay CUDA graphs once these are captured: two per size, for steps whose requests are all greedy and others.
+    """
+
+    def __init__(self, network: CodeNetwork, num_codebooks: int, sampling: CodeSampling) -> None:
+        self._network, self._sampling, self.num_codebooks = network, sampling, num_codebooks
+        weight = next(network.layers.parameters())
+        cos, sin = network.rotary_emb(weight.new_empty(0), torch.arange(num_codebooks, device=weight.device)[None])
         ends = range(2, num_codebooks + 1)
         # Of the positions that each call computes; separate memory, or compiled code would check for aliases.
         self._rotary = [tuple(part[:, end - 1 if end > 2 else 0 : end].clone() for part in (cos, sin)) for end in ends]
         self._run_layers, self._choose = self._decode, self._draw
+        self._graphs = RowGraphs()
+        self.counters = self._graphs.counters
+
+    @torch.inference_mode()
+    def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
+        """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
+        for size in batch_sizes(len(hidden), SMALLEST):
+            firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
+            draws = torch.full((size, self.num_codebooks - 1), 0.5, device=hidden.device)
+            for given in ((), (draws,)):
+                inputs = [hidden[:size].clone(), firsts.clone(), *given]
+                self._graphs.capture(backend, len(inputs), self.forward, inputs)
+
+    def __call__(
+        self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `forward`; the results belong to the caller."""
+        inputs = [hidden, first_codes] if draws is None else [hidden, first_codes, draws]
+        codes, rows = self._graphs.run(len(inputs), self.forward, len(hidden), inputs)
+        return codes, rows
 
     def compile_parts(self) -> None:
         """Compile the layers and the draw, each once for all numbers of requests except one."""
@@ -152,12 +148,12 @@ class CodePredictor(nn.Module):
         `hidden` (batch, hidden_size) and `first_codes` (batch,) come from the backbone. `draws` (batch,
         num_codebooks - 1) are numbers in [0, 1), one per code, of which 0 is the most probable; without draws, all are.
         """
-        (network,) = self._network
+        network = self._network
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, embedded = [first_codes], []
-        layers: Layers = ()
+        layers: list[torch.Tensor] = []
         for index, rotary in enumerate(self._rotary, start=1):
-            _allow_other_sizes(rows, *(tensor for pair in layers for tensor in pair))
+            _allow_other_sizes(rows, *layers)
             last, layers = self._run_layers(rows, layers, rotary)
             logits = network.head(index, last)
             if draws is None:
@@ -172,16 +168,15 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, dim=1), torch.stack(embedded).sum(dim=0)
 
     def _decode(
-        self, rows: torch.Tensor, layers: Layers, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, Layers]:
+        self, rows: torch.Tensor, layers: list[torch.Tensor], rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the hidden state (batch, hidden_size) of the last of `rows` (batch, num_new, backbone width)."""
-        (network,) = self._network
-        cache = FrameCache(layers)
+        network, cache = self._network, KeyValueCache(layers)
         hidden = network.project(rows)
         for layer in network.layers:
             # Without a mask, the first call's rows are causal.
             hidden = layer(hidden, past_key_values=cache, position_embeddings=rotary)
-        return network.norm(hidden[:, -1]), cache.layers
+        return network.norm(hidden[:, -1]), cache.kept
 
     def _draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Draw one code per row by inverting the distribution function of the most probable codes."""
@@ -214,42 +209,5 @@ def _allow_other_sizes(*tensors: torch.Tensor) -> None:
     """Let code that is compiled for these tensors accept any number of requests, and of a frame's positions so far."""
     for tensor in tensors:
         torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        if tensor.ndim == 4:
-            torch._dynamo.maybe_mark_dynamic(tensor, 2)
-
-
-# Graphs for fewer requests are slower: cuBLAS has faster matrix products for eight rows than for two.
-SMALLEST = 8
-
-
-class PredictorGraphs:
-    """Has the interface of its predictor, and replays graphs once they are captured.
-
-    There are two graphs per size: for steps whose requests are all greedy, and for others.
-    """
-
-    def __init__(self, predictor: CodePredictor) -> None:
-        self.predictor = predictor
-        self._graphs = RowGraphs()
-
-    @property
-    def counters(self) -> ExecutionCounters:
-        return self._graphs.counters
-
-    @torch.inference_mode()
-    def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
-        """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
-        for size in batch_sizes(len(hidden), SMALLEST):
-            firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
-            draws = torch.full((size, self.predictor.num_codebooks - 1), 0.5, device=hidden.device)
-            for given in ((), (draws,)):
-                inputs = [hidden[:size].clone(), firsts.clone(), *given]
-                self._graphs.capture(backend, len(inputs), self.predictor, inputs)
-
-    def __call__(
-        self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `CodePredictor.forward`; the results belong to the caller."""
-        inputs = [hidden, first_codes] if draws is None else [hidden, first_codes, draws]
-        codes, rows = self._graphs.run(len(inputs), self.predictor, len(hidden), inputs)
-        return codes, rows
+        if tensor.ndim == 5:
+            torch._dynamo.maybe_mark_dynamic(tensor, 3)

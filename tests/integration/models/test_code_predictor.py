@@ -12,11 +12,13 @@ from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_pre
 from support.fake_graphs import FakeBackend
 from torch._dynamo.testing import CompileCounter
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from vllm.model_executor.models.qwen2 import Qwen2Model
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from omni_cli.backends.execution.graphs import batch_sizes
 from omni_cli.backends.vllm.code_runner import Draws, FrameStore
 from omni_cli.backends.vllm.hidden_states import ComputedSpan
-from omni_cli.models.codec.code_predictor import PredictorGraphs, stack_projections
+from omni_cli.models.codec.code_predictor import stack_projections
 
 
 @pytest.fixture(scope="module")
@@ -104,22 +106,22 @@ def test_greedy_and_sampled_requests_share_a_step(predictor):
 
 @torch.inference_mode()
 def test_graphs_return_the_codes_of_the_predictor_for_any_number_of_requests(predictor):
-    graphs, backend = PredictorGraphs(predictor), FakeBackend()
-    graphs.capture(backend, inputs(MAX_BATCH)[0])
-    assert len(backend.graphs) == 4 and graphs.counters.graphs_captured == 4  # of 12 and 8, greedy and sampled
-    assert graphs.counters.graph_pool_bytes > 0 and graphs.counters.capture_s > 0
+    backend = FakeBackend()
+    predictor.capture(backend, inputs(MAX_BATCH)[0])
+    assert len(backend.graphs) == 4 and predictor.counters.graphs_captured == 4  # of 12 and 8, greedy and sampled
+    assert predictor.counters.graph_pool_bytes > 0 and predictor.counters.capture_s > 0
     kept = []
     for step, batch in enumerate((1, 3, 8, 12, 9)):
         hidden, first = inputs(batch, step)
         drawn = torch.rand(batch, CODEBOOKS - 1, generator=torch.Generator().manual_seed(step))
         for draws in (None, drawn):
-            expected = predictor(hidden, first, draws)
-            kept.append((graphs(hidden, first, draws), expected))
+            expected = predictor.forward(hidden, first, draws)
+            kept.append((predictor(hidden, first, draws), expected))
     # Compared at the end: a replay must not overwrite what an earlier one has returned.
     for made, expected in kept:
         assert made[0].tolist() == expected[0].tolist()
         torch.testing.assert_close(made[1], expected[1])
-    assert (graphs.counters.graph_replays, graphs.counters.eager_calls) == (10, 0)
+    assert (predictor.counters.graph_replays, predictor.counters.eager_calls) == (10, 0)
 
 
 @torch.no_grad()
@@ -135,11 +137,12 @@ def test_a_frame_that_is_not_numbers_leaves_nothing_to_the_next_one(predictor):
 def test_layers_with_stacked_products_make_the_same(reference, first_table):
     stacked = deepcopy(reference)
     stack_projections(stacked.model.layers)
+    AutoWeightsLoader(stacked).load_weights(reference.state_dict().items(), mapper=Qwen2Model.hf_to_vllm_mapper)
     hidden, first = inputs(3, seed=4)
     (codes, rows), (same, sums) = (code_predictor(one, first_table)(hidden, first) for one in (reference, stacked))
     assert codes.tolist() == same.tolist()
     torch.testing.assert_close(sums, rows)
-    weights = dict(stacked.model.layers.named_buffers())
+    weights = dict(stacked.model.layers.named_parameters())
     assert weights["1.self_attn.qkv_proj.weight"].shape == ((4 + 2 * 2) * 32, WIDTH)
     assert weights["1.mlp.gate_up_proj.weight"].shape == (2 * 96, WIDTH)
 
