@@ -77,7 +77,7 @@ def write_folder(folder: Path, *, tiny: bool) -> None:
 
 
 def released() -> Any:
-    """Return the sizes of the release of 1.7B, but for its tokenizer."""
+    """Return the sizes of the release of 1.7B, except its tokenizer."""
     from omni_checkpoint import TOKENIZER_SIZE
 
     from omni_cli.checkpoints.tiny import DecoderSizes

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graphs import GraphBackend
 from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling
@@ -38,27 +37,21 @@ class FrameModel(InputEmbedsModel):
         """Load the model and return the names of the used weights."""
         loaded = super().load_weights(weights)
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
-            self._predict = CodePredictor(self.code_network(), self.num_codebooks, self.sampling)
+            self.predict_codes = CodePredictor(self.code_network(), self.num_codebooks, self.sampling)
+            self.predictor_counters = self.predict_codes.counters
         return loaded
-
-    def predict_codes(
-        self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
-        return self._predict(hidden, first_codes, draws)
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
         if compiles:
-            self._predict.compile_parts()
+            self.predict_codes.compile_parts()
         device = next(self.parameters()).device
         codes = torch.arange(max(self.max_num_seqs, SMALLEST), device=device) % self.num_codebooks
-        self._predict.capture(backend, self.embed_codes(0, codes))
+        self.predict_codes.capture(backend, self.embed_codes(0, codes))
 
-    @property
-    def predictor_counters(self) -> ExecutionCounters:
-        """Counters of the predictor's calls."""
-        return self._predict.counters
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return embeddings (num_tokens, hidden_size) of first codes and special ids."""
+        return self.embed_codes(0, input_ids)
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""

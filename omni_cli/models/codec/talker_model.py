@@ -83,11 +83,6 @@ class TalkerModel(FrameModel, SupportsPP):
         rows: torch.Tensor = table(codes)
         return rows
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (num_tokens, hidden_size) of first codes and special ids."""
-        embeds: torch.Tensor = self.model.embed_tokens(input_ids)
-        return embeds
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:

@@ -95,10 +95,6 @@ class CsmBackbone(FrameModel, SupportsPP):
         rows: torch.Tensor = self.model.embed_tokens(codes + index * self.config.vocab_size)
         return rows
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (num_tokens, hidden_size) of first codes."""
-        return self.embed_codes(0, input_ids)
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return None if logits is None else self._only_codes(logits)
