@@ -152,14 +152,14 @@ class CodePredictor:
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, embedded = [first_codes], []
         layers: list[torch.Tensor] = []
-        for index, rotary in enumerate(self._rotary, start=1):
+        columns = [None] * len(self._rotary) if draws is None else draws.T.contiguous()[..., None].unbind()
+        for index, (rotary, drawn) in enumerate(zip(self._rotary, columns, strict=True), start=1):
             _allow_other_sizes(rows, *layers)
             last, layers = self._run_layers(rows, layers, rotary)
             logits = network.head(index, last)
-            if draws is None:
+            if drawn is None:
                 code = logits.argmax(dim=-1)
             else:
-                drawn = draws[:, index - 1 : index].contiguous()
                 _allow_other_sizes(logits, drawn)
                 code = self._choose(logits, drawn)
             codes.append(code)
