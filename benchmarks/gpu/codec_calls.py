@@ -34,7 +34,12 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
+from omni_cli.models.codec.code_predictor import (
+    CodeNetwork,
+    CodePredictor,
+    CodeSampling,
+    stack_projections,
+)
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 
 REPEATS = 20
@@ -77,6 +82,7 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
     given = config.talker_config.code_predictor_config
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = PredictorModel._from_config(given, dtype=dtype).to(device).eval()
+    stack_projections(model.model.layers)
     for name, parameter in model.named_parameters():
         fill(name, parameter.data)
     num_codes, width, later = given.vocab_size, given.hidden_size, given.num_code_groups - 1
@@ -84,32 +90,28 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
 
     def predictor() -> CodePredictor:
         network = CodeNetwork(
-            config=model.config, layers=model.model.layers, norm=model.model.norm, rotary_emb=model.model.rotary_emb,
+            layers=model.model.layers, norm=model.model.norm, rotary_emb=model.model.rotary_emb,
             embed=lambda index, codes: model.model.codec_embedding[index - 1](codes) if index else table[codes],
             head=lambda index, hidden: model.lm_head[index - 1](hidden),
         )  # fmt: skip
-        return CodePredictor(
-            network, num_codebooks=given.num_code_groups, max_batch=max(batches), sampling=CodeSampling(50, 0.8),
-            dtype=dtype, device=device,
-        )  # fmt: skip
+        return CodePredictor(network, given.num_code_groups, CodeSampling(50, 0.8))
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
         hidden = torch.randn(batch, width, device=device, dtype=dtype)
         firsts = torch.randint(0, num_codes, (batch,), device=device)
         draws = torch.rand(batch, later, device=device)
-        return hidden, firsts, draws, torch.zeros(batch, 1, dtype=torch.bool, device=device)
+        return hidden, firsts, draws
 
     given_inputs = [inputs(batch) for batch in batches]
-    eager = PredictorGraphs(predictor())
+    eager = predictor()
     times: dict[str, Any] = {"eager": [_time(lambda each=each: eager(*each), device) for each in given_inputs]}
     for side in ("graph", "compiled graph") if device.type == "cuda" else ():
         own = predictor()
         if side == "compiled graph":
             own.compile_parts()
-        graphs = PredictorGraphs(own)
-        graphs.capture(CudaGraphBackend(device), inputs(max(batches))[0])
-        times[side] = [_time(lambda each=each, run=graphs: run(*each), device) for each in given_inputs]
-        times[f"kernels, {side}"] = _kernels(lambda run=graphs: run(*given_inputs[0]))
+        own.capture(CudaGraphBackend(device), inputs(max(batches))[0])
+        times[side] = [_time(lambda each=each, run=own: run(*each), device) for each in given_inputs]
+        times[f"kernels, {side}"] = _kernels(lambda run=own: run(*given_inputs[0]))
     return times
 
 

@@ -61,28 +61,36 @@ def main() -> int:
 def write_folder(folder: Path, *, tiny: bool) -> None:
     """Write a checkpoint of the release's or of small sizes, whose first codes are never the end."""
     import torch
-    from omni_checkpoint import TOKENIZER_SIZE, drawn_on_device
+    from omni_checkpoint import drawn_on_device
     from safetensors.torch import load_file, save_file
 
-    from omni_cli.checkpoints.tiny import DecoderSizes
-    from omni_cli.checkpoints.tiny_qwen3 import CodecSizes
-    from omni_cli.checkpoints.tiny_speech import MimiSizes
     from omni_cli.models.qwen3_tts.tiny import Qwen3TTSSizes, qwen3_tts
 
-    large = Qwen3TTSSizes(
-        vocab_size=TOKENIZER_SIZE, text_hidden_size=2048, num_codes=2048, max_position_embeddings=32768,
-        talker=DecoderSizes(2048, 6144, 28, 16, 8, 128), predictor=DecoderSizes(1024, 3072, 5, 16, 8, 128),
-        code2wav=CodecSizes(1024, 3072, 8, 16, 16, 1536), codebook_dim=512, latent_dim=1024,
-        encoder=MimiSizes(512, 2048, 8, 8, 64, 256, 2048), voice_channels=512,
-    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     draw = {} if tiny else {"draw": drawn_on_device}
-    qwen3_tts("custom_voice", Qwen3TTSSizes() if tiny else large).write(folder, seed=0, **draw)
+    qwen3_tts("custom_voice", Qwen3TTSSizes() if tiny else released()).write(folder, seed=0, **draw)
     (file,) = folder.glob("*.safetensors")
     state = load_file(file)
     end = json.loads((folder / "config.json").read_text())["talker_config"]["codec_eos_token_id"]
     state["talker.codec_head.weight"][end] = 0
     save_file({name: tensor.to(torch.bfloat16) for name, tensor in state.items()}, file, metadata={"format": "pt"})
+
+
+def released() -> Any:
+    """Return the sizes of the release of 1.7B, except its tokenizer."""
+    from omni_checkpoint import TOKENIZER_SIZE
+
+    from omni_cli.checkpoints.tiny import DecoderSizes
+    from omni_cli.checkpoints.tiny_qwen3 import CodecSizes
+    from omni_cli.checkpoints.tiny_speech import MimiSizes
+    from omni_cli.models.qwen3_tts.tiny import Qwen3TTSSizes
+
+    return Qwen3TTSSizes(
+        vocab_size=TOKENIZER_SIZE, text_hidden_size=2048, num_codes=2048, max_position_embeddings=32768,
+        talker=DecoderSizes(2048, 6144, 28, 16, 8, 128), predictor=DecoderSizes(1024, 3072, 5, 16, 8, 128),
+        code2wav=CodecSizes(512, 1024, 8, 16, 16, 1536), codec_head_dim=64, codebook_dim=512, latent_dim=1024,
+        encoder=MimiSizes(512, 2048, 8, 8, 64, 256, 2048), voice_channels=512,
+    )  # fmt: skip
 
 
 def load_config(folder: Path, options: argparse.Namespace) -> Any:

@@ -51,7 +51,7 @@ def register() -> None:
             heads = [each for name, each in model.named_parameters() if name.endswith("language_model.lm_head.weight")]
             for head in heads if num_ids is not None else ():
                 head.data[num_ids:] = 0.0
-            if hasattr(model, "predict_codes"):
+            if hasattr(model, "code_network"):
                 model.load_weights(())  # what it prepares once its weights are there
 
     for load_format in ("auto", WHOLE_STAGE):

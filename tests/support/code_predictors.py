@@ -40,18 +40,10 @@ def code_predictor(
         return reference.model.codec_embedding[index - 1](codes) if index else first_table[codes]
 
     network = CodeNetwork(
-        config=reference.config,
         layers=reference.model.layers,
         norm=reference.model.norm,
         rotary_emb=reference.model.rotary_emb,
         embed=embed,
         head=lambda index, hidden: reference.lm_head[index - 1](hidden),
     )
-    return CodePredictor(
-        network,
-        num_codebooks=CODEBOOKS,
-        max_batch=MAX_BATCH,
-        sampling=CodeSampling(top_k=20, top_p=0.8),
-        dtype=torch.float32,
-        device=first_table.device,
-    )
+    return CodePredictor(network, CODEBOOKS, CodeSampling(top_k=20, top_p=0.8))

@@ -37,7 +37,7 @@ SEAMS: dict[str, dict[str, str]] = {
             "sees every product of a reference"
         ),
         "transformers.cache_utils:Cache.__init__(layers)": "holds a piece's keys and values",
-        "transformers.cache_utils:Cache.update(key_states, value_states, layer_idx)": "is what `FrameCache` has",
+        "transformers.cache_utils:Cache.update(key_states, value_states, layer_idx)": "is what `KeyValueCache` has",
         "transformers.cache_utils:DynamicSlidingWindowLayer.update(key_states, value_states)": (
             "keeps those of the window and returns all"
         ),
@@ -573,13 +573,18 @@ SOURCES: dict[str, dict[str, list[str]]] = {
             "self.embed_tokens",
             "self.make_empty_intermediate_tensors",
         ],
-        "qwen2:Qwen2Model": ["decoder_layer_type", "self.embed_tokens"],
+        "qwen2:Qwen2Model": ["decoder_layer_type", "self.embed_tokens", '".k_proj": (".qkv_proj", "k")'],
         "qwen3_moe:Qwen3MoeModel": ["self.embed_tokens", "self.make_empty_intermediate_tensors", "hf_to_vllm_mapper"],
         "qwen3_omni_moe_thinker:Qwen3OmniMoeThinkerForConditionalGeneration._parse_and_validate_audio_input": [
             '"input_audio_features"',
             '"audio_feature_lengths"',
             '"feature_attention_mask"',
         ],
+        "utils:AutoWeightsLoader._load_param": [
+            '"weight_loader", default_weight_loader)',
+            "weight_loader(param, weight_",
+        ],
+        "utils:WeightsMapper.apply": ["shard_data.shard_id = one_shard_id"],
     },
     "vllm.v1.core.sched.scheduler:Scheduler.": {
         "__init__": ["self.requests", "self.waiting", "self.current_step", "self.kv_cache_manager"],

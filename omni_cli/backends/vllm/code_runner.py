@@ -129,13 +129,14 @@ class FrameStore:
         """
         requests = [self._requests[span.request_id] for span in spans]
         frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
-        draws = is_greedy = None
+        draws = None
         if not all(request.is_greedy for request in requests):
-            drawn = np.stack([request.draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+            drawn = np.zeros((len(requests), self.num_codebooks - 1), np.float32)
+            for row, request, frame in zip(drawn, requests, frames, strict=True):
+                if not request.is_greedy:
+                    row[:] = request.draws.get(frame)
             draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
-            choices = torch.tensor([[request.is_greedy] for request in requests])
-            is_greedy = choices.to(self._device, non_blocking=True)  # `torch.tensor` itself would wait for the device
-        codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws, is_greedy)
+        codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws)
         for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):
             request.put(frame, row)
         self._latest, self._latest_of = rows, [(span.request_id, span.end, 1) for span in spans]

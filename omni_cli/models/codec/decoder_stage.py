@@ -56,6 +56,7 @@ class CodecForDiffusion(DiffusionModel):
         self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
         self._decoder = self.make_decoder(self.codec)
+        self.counters: ExecutionCounters = self._decoder.counters
         self._states: dict[str, DecoderState] = {}
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
@@ -73,12 +74,6 @@ class CodecForDiffusion(DiffusionModel):
         device = next(self.codec.parameters()).device
         example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
         self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
-
-    @property
-    def counters(self) -> ExecutionCounters:
-        """Counters of the decoder's calls."""
-        counters: ExecutionCounters = self._decoder.counters
-        return counters
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
@@ -317,7 +312,8 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
-            reports.append(WaveformChunk(stream.request.request_id, self._audio(samples)))
+            audio = AudioOutput(samples.numpy(), self.model.sample_rate)
+            reports.append(WaveformChunk(stream.request.request_id, audio))
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:
             reports.append(self._finish_request(stream))
@@ -332,9 +328,6 @@ class CodecStage(VllmStage):
             **({"num_chunks": stream.num_chunks} if stream.request.speech.stream_audio else {}),
         }
         return RequestDone(stream.request.request_id, trace)
-
-    def _audio(self, samples: torch.Tensor) -> AudioOutput:
-        return AudioOutput(samples.numpy(), self.model.sample_rate)
 
     def _forget(self, request_id: str) -> CodeStream | None:
         self.model.forget(request_id)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import PPMissingLayer
 
-from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graphs import GraphBackend
 from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
-from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling, PredictorGraphs
+from omni_cli.models.codec.code_predictor import SMALLEST, CodeNetwork, CodePredictor, CodeSampling
 
 
 class FrameModel(InputEmbedsModel):
     """vLLM samples the first code of each frame; `predict_codes` draws the others within the step.
 
     A position's input is a row from the request plus the embeddings of all its codes. `predictor_name` is the attribute
-    with the predictor's module, missing on ranks without one, and the prefix of its weights' names after
-    `weights_prefix`.
+    with the predictor's module, missing on ranks without one.
     """
 
     predictor_name: ClassVar[str]
-    weights_prefix: ClassVar[str] = ""
     sampling: CodeSampling
     num_codebooks: int
     max_num_seqs: int
@@ -38,66 +34,26 @@ class FrameModel(InputEmbedsModel):
         raise NotImplementedError
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the model, allocate the code predictor's buffers, and return the names of the used weights."""
-        apart: set[str] = set()
-        loaded = super().load_weights(self._load_predictor(weights, apart))
+        """Load the model and return the names of the used weights."""
+        loaded = super().load_weights(weights)
         if not isinstance(getattr(self, self.predictor_name), PPMissingLayer):
-            network = self.code_network()
-            weight = next(network.layers.parameters())
-            predictor = CodePredictor(
-                network,
-                num_codebooks=self.num_codebooks,
-                max_batch=max(self.max_num_seqs, SMALLEST),
-                sampling=self.sampling,
-                dtype=weight.dtype,
-                device=weight.device,
-            )
-            self._graphs = PredictorGraphs(predictor)
-        return loaded | apart
-
-    def _load_predictor(
-        self, weights: Iterable[tuple[str, torch.Tensor]], loaded: set[str]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights of other parts; copy the predictor's to it and note them in `loaded`.
-
-        vLLM's names for stacked weights apply to its own layers, but the predictor's are transformers'.
-        """
-        own = dict(getattr(self, self.predictor_name).named_parameters())
-        for name, weight in weights:
-            inner = name.removeprefix(self.weights_prefix)
-            parameter = own.get(inner.removeprefix(f"{self.predictor_name}."))
-            if parameter is None or not inner.startswith(f"{self.predictor_name}."):
-                yield name, weight
-            else:
-                default_weight_loader(parameter, weight)
-                loaded.add(inner)
-
-    def predict_codes(
-        self,
-        hidden: torch.Tensor,
-        first_codes: torch.Tensor,
-        draws: torch.Tensor | None,
-        is_greedy: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes (batch, num_codebooks) and input rows (batch, hidden_size), without the first code's row."""
-        return self._graphs(hidden, first_codes, draws, is_greedy)
+            self.predict_codes = CodePredictor(self.code_network(), self.num_codebooks, self.sampling)
+            self.predictor_counters = self.predict_codes.counters
+        return loaded
 
     def capture_predictor(self, backend: GraphBackend, *, compiles: bool) -> None:
         """Capture the predictor's CUDA graphs, of compiled code if `compiles`."""
-        predictor = self._graphs.predictor
         if compiles:
-            predictor.compile_parts()
-        codes = torch.arange(predictor.max_batch, device=predictor.device) % self.num_codebooks
-        self._graphs.capture(backend, self.embed_codes(0, codes))
+            self.predict_codes.compile_parts()
+        device = next(self.parameters()).device
+        codes = torch.arange(max(self.max_num_seqs, SMALLEST), device=device) % self.num_codebooks
+        self.predict_codes.capture(backend, self.embed_codes(0, codes))
 
-    @property
-    def predictor_counters(self) -> ExecutionCounters:
-        """Counters of the predictor's calls."""
-        return self._graphs.counters
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return embeddings (num_tokens, hidden_size) of first codes and special ids."""
+        return self.embed_codes(0, input_ids)
 
     def rows_of_codes(self, codes: torch.Tensor) -> torch.Tensor:
         """Return input rows (num_frames, hidden_size) of codes (num_frames, num_codebooks), as `predict_codes` does."""
-        rows = torch.zeros_like(self.embed_codes(0, codes[:, 0]))
-        for index in range(1, self.num_codebooks):
-            rows = rows + self.embed_codes(index, codes[:, index])
-        return rows
+        later = [self.embed_codes(index, codes[:, index]) for index in range(1, self.num_codebooks)]
+        return torch.stack(later).sum(dim=0)

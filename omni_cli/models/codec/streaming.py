@@ -102,7 +102,7 @@ class DecoderCall(nn.Module):
         """
         self._contexts, self._kept = contexts, {}
         self._starts = starts.to(codes.device, non_blocking=True)[:, None]
-        self._window = SlidingWindow(keys_values, self._config)
+        self._window = KeyValueCache(keys_values, self._config.sliding_window - 1)
         try:
             samples = self._call(codes)[:, 0]
         finally:
@@ -159,24 +159,27 @@ class DecoderCall(nn.Module):
         return args, {**kwargs, **replaced}
 
 
-class SlidingWindow:
-    """Keys and values of a batch with the interface of transformers' cache; zeros before a request's first piece."""
+class KeyValueCache:
+    """Keys and values of a batch with the interface of transformers' cache.
 
-    def __init__(self, keys_values: list[torch.Tensor], config: Any) -> None:
-        self._past = keys_values
-        self._length = config.sliding_window - 1
+    `past` are those of each layer, (batch, 2, num_heads, length, head_dim), and `kept` are those after a call, of the
+    last `length` positions, or of all. Before the first call there are zeros, if there is a length.
+    """
+
+    def __init__(self, past: list[torch.Tensor], length: int = 0) -> None:
+        self._past, self._length = past, length
         self.kept: list[torch.Tensor] = []
         self.num_new = 0
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values (batch, num_heads, length, head_dim) of the window and of the new positions."""
+        """Return keys and values (batch, num_heads, length, head_dim) of past and new positions."""
         new = torch.stack([keys, values], dim=1)
         self.num_new = new.shape[-2]
         past = self._past[layer_idx] if self._past else new.new_zeros((*new.shape[:-2], self._length, new.shape[-1]))
         both = torch.cat([past, new], dim=-2)
-        self.kept.append(both[..., -self._length :, :].clone(memory_format=torch.contiguous_format))
+        self.kept.append(both[..., -self._length :, :].contiguous())
         return both[:, 0], both[:, 1]
 
 

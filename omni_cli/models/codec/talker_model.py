@@ -15,7 +15,7 @@ from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.models.codec.code_predictor import CodeNetwork, make_code_predictor
+from omni_cli.models.codec.code_predictor import CodeNetwork, make_code_predictor, stack_projections
 from omni_cli.models.codec.frame_model import FrameModel
 
 # Ids that transformers suppresses at the end of the talker's vocabulary, except the end token.
@@ -39,7 +39,6 @@ class TalkerModel(FrameModel, SupportsPP):
     """Loads the weights called `talker.`; the family adds the projection of input rows to the first rank."""
 
     predictor_name = "code_predictor"
-    weights_prefix = "talker."
     decoder_class: ClassVar[Any]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -48,7 +47,7 @@ class TalkerModel(FrameModel, SupportsPP):
         text = vllm_config.model_config.hf_text_config
         self.config = config
         self.num_codebooks: int = config.num_code_groups
-        self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, self.weights_prefix)
+        self.allow_patterns_overrides = shards_with_prefix(vllm_config.model_config.model, "talker.")
         self.model = self.decoder_class(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         # Small, and read by the code predictor too; a copy per rank costs less than exchanging rows.
         self.model.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
@@ -64,13 +63,13 @@ class TalkerModel(FrameModel, SupportsPP):
             self.make_input_buffers(num_rows, text.hidden_size, text.hidden_size)
         if ends.is_first_rank or ends.is_last_rank:
             self.code_predictor = make_code_predictor(config.code_predictor_config, text.hidden_size)
+            stack_projections(self.code_predictor.model.layers)
         if ends.is_last_rank:
             self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "codec_head"))
 
     def code_network(self) -> CodeNetwork:
         predictor = self.code_predictor
         return CodeNetwork(
-            config=predictor.config,
             layers=predictor.model.layers,
             norm=predictor.model.norm,
             rotary_emb=predictor.model.rotary_emb,
@@ -83,11 +82,6 @@ class TalkerModel(FrameModel, SupportsPP):
         table = self.code_predictor.model.codec_embedding[index - 1] if index else self.model.embed_tokens
         rows: torch.Tensor = table(codes)
         return rows
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (num_tokens, hidden_size) of first codes and special ids."""
-        embeds: torch.Tensor = self.model.embed_tokens(input_ids)
-        return embeds
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)

@@ -23,7 +23,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, mayb
 from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import CheckpointError
-from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling
+from omni_cli.models.codec.code_predictor import CodeNetwork, CodeSampling, stack_projections
 from omni_cli.models.codec.decoder_stage import CodecForDiffusion
 from omni_cli.models.codec.frame_model import FrameModel
 from omni_cli.models.codec.frame_stage import FrameStage
@@ -78,11 +78,11 @@ class CsmBackbone(FrameModel, SupportsPP):
                 config.depth_decoder_config, dtype=torch.get_default_dtype()
             )
             del self.depth_decoder.model.embed_tokens
+            stack_projections(self.depth_decoder.model.layers)
 
     def code_network(self) -> CodeNetwork:
         depth = self.depth_decoder
         return CodeNetwork(
-            config=depth.config,
             layers=depth.model.layers,
             norm=depth.model.norm,
             rotary_emb=depth.model.rotary_emb,
@@ -94,10 +94,6 @@ class CsmBackbone(FrameModel, SupportsPP):
     def embed_codes(self, index: int, codes: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.model.embed_tokens(codes + index * self.config.vocab_size)
         return rows
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return embeddings (num_tokens, hidden_size) of first codes."""
-        return self.embed_codes(0, input_ids)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)

@@ -59,9 +59,7 @@ class Qwen3TTSCode2Wav(CodecForDiffusion):
         return codec
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        prefix = self.weights_prefix
-        own = ((name.removeprefix(prefix), weight) for name, weight in weights if name.startswith(prefix))
-        return super().load_weights((prefix + rename(name), weight) for name, weight in own)
+        return super().load_weights((rename(name), weight) for name, weight in weights)
 
 
 class Qwen3TTSCodecStage(CodecStage):

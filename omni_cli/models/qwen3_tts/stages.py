@@ -65,7 +65,7 @@ class Qwen3TTSTalkerStage(FrameStage):
         active.context["notes"] = spoken.notes
         speaker, codes, words = self._voice(active, spoken.speaker)
         rows, later = self._rows.make(
-            tokenize_request(self._tokenize, spoken.text, spoken.instruction, words),
+            tokenize_request(self._tokenizer.encode, spoken.text, spoken.instruction, words),
             language=spoken.language,
             speaker=speaker,
             codes=codes,
@@ -83,10 +83,6 @@ class Qwen3TTSTalkerStage(FrameStage):
         limit = int(request.speech.max_audio_tokens or sampling.get("max_tokens") or max(room, 1))
         wanted = limit if sampling.get("ignore_eos") else int(sampling.get("min_tokens") or 0)
         return min(limit, max(_MIN_TOKENS, wanted))
-
-    def _tokenize(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text)["input_ids"]
-        return ids
 
     def _voice(self, active: ActiveRequest, name: str | None) -> tuple[torch.Tensor | None, torch.Tensor | None, str]:
         """Return the row (1, hidden_size) of a voice, None for none, and the codes of a recording with its words."""

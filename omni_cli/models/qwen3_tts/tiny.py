@@ -64,6 +64,7 @@ class Qwen3TTSSizes(NamedTuple):
     talker: DecoderSizes = DecoderSizes(128, 256, 2, 4, 2, 32)
     predictor: DecoderSizes = DecoderSizes(96, 128, 2, 4, 2, 32)
     code2wav: CodecSizes = CodecSizes(64, 128, 2, 2, 2, 64)
+    codec_head_dim: int = 32
     codebook_dim: int = 64
     latent_dim: int = 48
     encoder: MimiSizes = MimiSizes(64, 128, 2, 4, 4, 32, 25)
@@ -173,7 +174,7 @@ def _speech_tokenizer(sizes: Qwen3TTSSizes) -> RandomModel:
     # Of the rest of both, the defaults of transformers and of the publisher's package are those of the release.
     decoder = {
         **sizes.code2wav._asdict(),
-        "head_dim": sizes.code2wav.hidden_size // sizes.code2wav.num_attention_heads,
+        "head_dim": sizes.codec_head_dim,
         "codebook_size": sizes.num_codes,
         "codebook_dim": sizes.codebook_dim,
         "latent_dim": sizes.latent_dim,

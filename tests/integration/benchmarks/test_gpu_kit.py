@@ -10,9 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omni_cli.config.bundled import bundled_profiles
+from omni_cli.config.families import published_needs
 from omni_cli.config.loader import load_profile
+from omni_cli.models.qwen3_tts.decoder import SpeechDecoder
+from omni_cli.models.qwen3_tts.tiny import _speech_tokenizer
 from omni_cli.records.record import Sample, Variant, load_record
 
 KIT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu"
@@ -27,6 +32,7 @@ MODULES = (
     "chain",
     "commands",
     "omni_checkpoint",
+    "qwen3_tts",
 )
 
 
@@ -131,6 +137,15 @@ def test_ar_modes_on_a_cpu(tmp_path):
     assert with_rows.output_sha256 == without.output_sha256, "hidden states change no token"
     assert with_rows.samples[0].execution_counters["thinker"]["copies"] > 0
     assert without.samples[0].execution_counters["thinker"]["copies"] == 0
+
+
+def test_the_codec_of_qwen3_tts_is_as_large_as_in_its_releases(goals):
+    sizes = importlib.import_module("qwen3_tts").released()
+    with torch.device("meta"):
+        codec = SpeechDecoder(Qwen3OmniMoeCode2WavConfig(**_speech_tokenizer(sizes).config["config"]["decoder_config"]))
+    count = sum(tensor.numel() for tensor in codec.state_dict().values())
+    needs = published_needs("Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
+    assert count == pytest.approx(needs.parameters["code2wav"], rel=0.005)
 
 
 def test_each_profile_for_a_gpu_has_a_command(goals):

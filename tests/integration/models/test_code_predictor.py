@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from support.code_predictors import CODEBOOKS, CODES, MAX_BATCH, WIDTH, code_predictor, reference_predictor
 from support.fake_graphs import FakeBackend
+from torch._dynamo.testing import CompileCounter
 from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
+from vllm.model_executor.models.qwen2 import Qwen2Model
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from omni_cli.backends.execution.graphs import batch_sizes
 from omni_cli.backends.vllm.code_runner import Draws, FrameStore
 from omni_cli.backends.vllm.hidden_states import ComputedSpan
-from omni_cli.models.codec.code_predictor import PredictorGraphs
+from omni_cli.models.codec.code_predictor import stack_projections
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +69,9 @@ def test_draws_are_spread_as_the_reference_spreads_them(reference, predictor, fi
     assert (expected > 0).sum() > 2
     counts, num_steps = torch.zeros(CODES), 500
     draws = Draws(7, MAX_BATCH * (CODEBOOKS - 1))
-    sampled = torch.zeros(MAX_BATCH, 1, dtype=torch.bool)
     for step in range(num_steps):
         drawn = torch.from_numpy(draws.get(step)).view(MAX_BATCH, -1)
-        codes, _ = predictor(hidden.expand(MAX_BATCH, -1), first.expand(MAX_BATCH), drawn, sampled)
+        codes, _ = predictor(hidden.expand(MAX_BATCH, -1), first.expand(MAX_BATCH), drawn)
         counts += torch.bincount(codes[:, 1], minlength=CODES)
     shares = counts / (num_steps * MAX_BATCH)
     assert not shares[expected == 0].any()
@@ -78,11 +82,10 @@ def test_draws_are_spread_as_the_reference_spreads_them(reference, predictor, fi
 @torch.no_grad()
 def test_extreme_draws_stay_among_the_codes_that_are_kept(reference, predictor, first_table):
     hidden, first = inputs(2, seed=5)
-    sampled = torch.zeros(2, 1, dtype=torch.bool)
     greedy, _ = predictor(hidden, first)
-    lowest, _ = predictor(hidden, first, torch.zeros(2, CODEBOOKS - 1), sampled)
+    lowest, _ = predictor(hidden, first, torch.zeros(2, CODEBOOKS - 1))
     assert lowest.tolist() == greedy.tolist()  # the most probable code comes first
-    highest, _ = predictor(hidden, first, torch.full((2, CODEBOOKS - 1), 1 - 2**-24), sampled)
+    highest, _ = predictor(hidden, first, torch.full((2, CODEBOOKS - 1), 1 - 2**-24))
     logits = reference(inputs_embeds=torch.stack([hidden, first_table[first]], dim=1)).logits[:, -1]
     warped = LogitsProcessorList([TopKLogitsWarper(20), TopPLogitsWarper(0.8)])(None, logits)
     assert warped.gather(1, highest[:, 1:2]).isfinite().all()
@@ -93,35 +96,32 @@ def test_greedy_and_sampled_requests_share_a_step(predictor):
     hidden, first = inputs(4, seed=9)
     alone, _ = predictor(hidden, first)
     drawn = torch.rand(4, CODEBOOKS - 1, generator=torch.Generator().manual_seed(2))
-    is_greedy = torch.tensor([[True], [False], [True], [False]])
-    codes, _ = predictor(hidden, first, drawn, is_greedy)
+    drawn[::2] = 0  # greedy
+    codes, _ = predictor(hidden, first, drawn)
     assert codes[::2].tolist() == alone[::2].tolist()
     assert codes[1::2].tolist() != alone[1::2].tolist()
-    (one, _), (three, _) = (
-        predictor(hidden[i : i + 1], first[i : i + 1], drawn[i : i + 1], is_greedy[i : i + 1]) for i in (1, 3)
-    )
+    (one, _), (three, _) = (predictor(hidden[i : i + 1], first[i : i + 1], drawn[i : i + 1]) for i in (1, 3))
     assert codes[1::2].tolist() == [*one.tolist(), *three.tolist()]
 
 
 @torch.inference_mode()
 def test_graphs_return_the_codes_of_the_predictor_for_any_number_of_requests(predictor):
-    graphs, backend = PredictorGraphs(predictor), FakeBackend()
-    graphs.capture(backend, inputs(MAX_BATCH)[0])
-    assert len(backend.graphs) == 4 and graphs.counters.graphs_captured == 4  # of 12 and 8, greedy and sampled
-    assert graphs.counters.graph_pool_bytes > 0 and graphs.counters.capture_s > 0
+    backend = FakeBackend()
+    predictor.capture(backend, inputs(MAX_BATCH)[0])
+    assert len(backend.graphs) == 4 and predictor.counters.graphs_captured == 4  # of 12 and 8, greedy and sampled
+    assert predictor.counters.graph_pool_bytes > 0 and predictor.counters.capture_s > 0
     kept = []
     for step, batch in enumerate((1, 3, 8, 12, 9)):
         hidden, first = inputs(batch, step)
         drawn = torch.rand(batch, CODEBOOKS - 1, generator=torch.Generator().manual_seed(step))
-        is_greedy = torch.arange(batch)[:, None] % 2 == 0
-        for choice in ((None, None), (drawn, is_greedy)):
-            expected = predictor(hidden, first, *choice)
-            kept.append((graphs(hidden, first, *choice), expected))
+        for draws in (None, drawn):
+            expected = predictor.forward(hidden, first, draws)
+            kept.append((predictor(hidden, first, draws), expected))
     # Compared at the end: a replay must not overwrite what an earlier one has returned.
     for made, expected in kept:
         assert made[0].tolist() == expected[0].tolist()
         torch.testing.assert_close(made[1], expected[1])
-    assert (graphs.counters.graph_replays, graphs.counters.eager_calls) == (10, 0)
+    assert (predictor.counters.graph_replays, predictor.counters.eager_calls) == (10, 0)
 
 
 @torch.no_grad()
@@ -131,6 +131,32 @@ def test_a_frame_that_is_not_numbers_leaves_nothing_to_the_next_one(predictor):
     predictor(torch.full_like(hidden, float("nan")), first)
     codes, _ = predictor(hidden, first)
     assert codes.tolist() == expected.tolist()
+
+
+@torch.no_grad()
+def test_layers_with_stacked_products_make_the_same(reference, first_table):
+    stacked = deepcopy(reference)
+    stack_projections(stacked.model.layers)
+    AutoWeightsLoader(stacked).load_weights(reference.state_dict().items(), mapper=Qwen2Model.hf_to_vllm_mapper)
+    hidden, first = inputs(3, seed=4)
+    (codes, rows), (same, sums) = (code_predictor(one, first_table)(hidden, first) for one in (reference, stacked))
+    assert codes.tolist() == same.tolist()
+    torch.testing.assert_close(sums, rows)
+    weights = dict(stacked.model.layers.named_parameters())
+    assert weights["1.self_attn.qkv_proj.weight"].shape == ((4 + 2 * 2) * 32, WIDTH)
+    assert weights["1.mlp.gate_up_proj.weight"].shape == (2 * 96, WIDTH)
+
+
+@torch.inference_mode()
+def test_code_is_compiled_three_times_for_all_numbers_of_requests_and_positions(predictor, monkeypatch):
+    """Layers for two rows per request and for one, and the draw."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    expected = [predictor(*inputs(batch), torch.full((batch, CODEBOOKS - 1), 0.5)) for batch in (12, 8)]
+    predictor.compile_parts()
+    made = [predictor(*inputs(batch), torch.full((batch, CODEBOOKS - 1), 0.5)) for batch in (12, 8)]
+    assert counter.frame_count == 3
+    assert [codes.tolist() for codes, _ in made] == [codes.tolist() for codes, _ in expected]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +183,7 @@ class Recorder:
     def __init__(self) -> None:
         self.added: list[list[float]] = []
 
-    def predict_codes(self, hidden, first_codes, draws, is_greedy):
+    def predict_codes(self, hidden, first_codes, draws):
         codes = torch.stack([first_codes, first_codes], dim=1)
         return codes, self.rows_of_codes(codes)
 

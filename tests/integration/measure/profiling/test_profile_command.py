@@ -267,10 +267,10 @@ def test_experts_and_a_code_predictor_by_hand(spoken: Run) -> None:
 
     layers, hidden, codes = 2, 96, 8
     parts = {part.module: part for part in spoken.stage("talker").roofline.parts}
-    query = parts["talker.code_predictor.model.layers.*.self_attn.q_proj"]
-    weights = layers * hidden * heads * head_size
-    assert query.flops == 2 * weights * codes * steps
-    assert query.moved_bytes == 4 * weights * (codes - 1) * steps, "a pass for each code but the first"
+    stacked = parts["talker.code_predictor.model.layers.*.self_attn.qkv_proj"]
+    weights = layers * hidden * (heads + 2 * kv_heads) * head_size
+    assert stacked.flops == 2 * weights * codes * steps
+    assert stacked.moved_bytes == 4 * weights * (codes - 1) * steps, "a pass for each code but the first"
 
 
 def test_the_stages_of_a_chain_with_frames_of_codes(spoken: Run) -> None:
