@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits
     from omni_cli.records.results import RecordOrigin
     from omni_cli.report.view import Note, View
-    from omni_cli.stats.verdicts import ComparisonResult
+    from omni_cli.stats.verdicts import ComparisonResult, ComparisonSpec
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
@@ -63,9 +62,11 @@ def compare(options: CompareOptions) -> int:
     margin = read_fraction("--margin", options.margin)
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    result, view, suite, sources = compare_files(
-        options.a, options.b, limits, margin, options.metric, options.allow_difference or []
-    )
+    from omni_cli.stats.verdicts import ComparisonSpec
+
+    metrics = None if options.metric is None else tuple(options.metric)
+    spec = ComparisonSpec(limits, metrics, margin, allowed=tuple(options.allow_difference or ()))
+    result, view, suite, sources = compare_files(options.a, options.b, spec)
     write_view(view, suite, options.markdown, options.junit)
     if options.as_json:
         import msgspec
@@ -105,12 +106,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
 
 
 def compare_files(
-    path_a: Path,
-    path_b: Path | None,
-    limits: GateLimits | None = None,
-    margin: float | None = None,
-    metrics: Sequence[str] | None = None,
-    allowed: Sequence[str] = (),
+    path_a: Path, path_b: Path | None, spec: ComparisonSpec | None = None
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
     from omni_cli.records.importers.building import Imported
@@ -121,22 +117,21 @@ def compare_files(
     from omni_cli.report.disturbance_words import disturbance_warnings
     from omni_cli.report.view import Note
     from omni_cli.stats.comparable import disturbances
-    from omni_cli.stats.compare import MARGIN
     from omni_cli.stats.gate import check_limits
-    from omni_cli.stats.verdicts import compare_records, compare_within
+    from omni_cli.stats.verdicts import ComparisonSpec, compare_records, compare_within
 
-    margin = MARGIN if margin is None else margin
+    spec = spec or ComparisonSpec()
     a = load_newest(path_a)
     b = Imported(a.record) if path_b is None else load_newest(path_b)
     record_a, record_b = a.record, b.record
-    check_limits(limits, [record_a, record_b])
+    check_limits(spec.limits, [record_a, record_b])
     if path_b is None:
         if len(record_a.variants) < 2:
             raise UsageError(f"`{path_a}` has a single variant", hint="pass a second record to compare it with")
-        result = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
+        result = compare_within(record_a, spec)
         path_b = path_a
     else:
-        result = compare_records(record_a, record_b, limits=limits, metrics=metrics, margin=margin, allowed=allowed)
+        result = compare_records(record_a, record_b, spec)
     # If both are true, another machine is the more useful answer.
     edit = a.edit or b.edit
     if edit is not None and result.is_comparable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -46,8 +46,11 @@ NARROW = 0.01
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants;
-    `strict`: servers under unequal conditions are not comparable."""
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants.
+
+    `allowed` names fields of environment, workload or settings in which two records may differ. `strict`: servers under
+    unequal conditions are not comparable.
+    """
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -59,19 +62,10 @@ class ComparisonSpec:
     def report(self, record: Record) -> BenchmarkReport:
         """Compute all comparisons. Raises `UsageError` for an unknown metric."""
         within = against_baseline = None
-        metrics = None if self.metrics is None else list(self.metrics)
         if len(record.variants) > 1:
-            limits = self.limits if self.baseline is None else None
-            within = compare_within(record, limits=limits, metrics=metrics, margin=self.margin)
+            within = compare_within(record, self if self.baseline is None else replace(self, limits=None))
         if self.baseline is not None:
-            against_baseline = compare_records(
-                self.baseline,
-                record,
-                limits=self.limits,
-                metrics=metrics,
-                margin=self.margin,
-                allowed=self.allowed,
-            )
+            against_baseline = compare_records(self.baseline, record, self)
         report = BenchmarkReport(record, within, against_baseline)
         return _refuse_unequal(report) if self.strict else report
 
@@ -96,6 +90,9 @@ class ComparisonSpec:
         if self.baseline is None:
             return ()
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
+
+
+_DEFAULT_SPEC = ComparisonSpec()
 
 
 @dataclass(frozen=True)
@@ -269,44 +266,28 @@ class ComparisonResult:
         return tuple(item for pair in self.pairs for item in pair.comparisons)
 
 
-def compare_within(
-    record: Record,
-    *,
-    limits: GateLimits | None = None,
-    metrics: Sequence[str] | None = None,
-    margin: float = MARGIN,
-) -> ComparisonResult:
+def compare_within(record: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> ComparisonResult:
     """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
     failures = failed_variants(record.variants)
     if not failures:
-        _check_shared(metrics, [(first, other) for other in others])
-    pairs = tuple(_pair(first, other, [record], metrics, margin) for other in others)
+        _check_shared(spec.metrics, [(first, other) for other in others])
+    pairs = tuple(_pair(first, other, [record], replace(spec, allowed=())) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
-    return ComparisonResult(pairs, mismatches, failures=failures, limits=limits)
+    return ComparisonResult(pairs, mismatches, failures=failures, limits=spec.limits)
 
 
-def compare_records(
-    a: Record,
-    b: Record,
-    *,
-    limits: GateLimits | None = None,
-    metrics: Sequence[str] | None = None,
-    margin: float = MARGIN,
-    allowed: Iterable[str] = (),
-) -> ComparisonResult:
+def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> ComparisonResult:
     """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
 
-    `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
-    metric and `InputError` if no variants match.
+    Raises `UsageError` for an unknown metric and `InputError` if no variants match.
     """
     matched, unmatched = _match_variants(a, b)
-    allowed = tuple(allowed)
-    mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
+    mismatches, excused = split_allowed(record_mismatches(a, b), spec.allowed)
     failures = (*failed_variants(a.variants, " of A"), *failed_variants(b.variants, " of B"))
     if not mismatches and not failures:
-        _check_shared(metrics, matched)
-    pairs = tuple(_pair(*pair, [a, b], metrics, margin, allowed, find_doubt((a, b), pair, margin)) for pair in matched)
+        _check_shared(spec.metrics, matched)
+    pairs = tuple(_pair(*pair, [a, b], spec, find_doubt((a, b), pair, spec.margin)) for pair in matched)
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
     return ComparisonResult(
@@ -316,7 +297,7 @@ def compare_records(
         unmatched,
         failures,
         tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone)),
-        limits,
+        spec.limits,
         tool,
     )
 
@@ -325,15 +306,7 @@ def _unique(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     return tuple(item for number, item in enumerate(differences) if item not in differences[:number])
 
 
-def _pair(
-    a: Variant,
-    b: Variant,
-    records: Sequence[Record],
-    metrics: Sequence[str] | None,
-    margin: float,
-    allowed: tuple[str, ...] = (),
-    doubt: Doubt | None = None,
-) -> Pair:
+def _pair(a: Variant, b: Variant, records: Sequence[Record], spec: ComparisonSpec, doubt: Doubt | None = None) -> Pair:
     """Compare two variants of one record or of two."""
     (a, b), same_record = map(whole_windows, (a, b)), len(records) == 1
     settings = settings_differences(a, b)
@@ -341,22 +314,22 @@ def _pair(
     is_whole = all(variant.samples and not variant.failure for variant in (a, b))
     work = work_differences(a, b) if is_whole else ()
     unexplained = () if changes_work(settings) else work
-    mismatches, differences = split_allowed(unexplained, allowed)
+    mismatches, differences = split_allowed(unexplained, spec.allowed)
     if not same_record and a.name == b.name:
         # Variants of the same name have the same configuration, so that other settings are an error.
-        forbidden, settings = split_allowed(settings, allowed)
+        forbidden, settings = split_allowed(settings, spec.allowed)
         mismatches += forbidden
     estimates = compare_variants(
         a,
         b,
         same_record=same_record,
         sampling=[record.sampling for record in records],
-        metrics=metrics,
-        margin=margin,
+        metrics=spec.metrics,
+        margin=spec.margin,
         doubt=doubt,
         block_s=0.0 if any(record.workload.get("tool") for record in records) else block_time(a, b),
     )
-    memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
+    memory, outputs = memory_peaks(a, b, spec.margin), compare_outputs(a, b, records)
     work = () if unexplained else work
     unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
     comparisons = tuple(
