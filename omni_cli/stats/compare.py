@@ -343,21 +343,19 @@ class NoiseError(OmniError):
     exit_code = ExitCode.INCONCLUSIVE
 
 
-def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
+def self_check(variant: Variant) -> SelfCheck:
     """Halve the runs of one variant in ABBA order within each pair of blocks and compare the halves.
 
-    `planned` is the number of blocks of the real comparison; by default, that of the variant. Raises `NoiseError` for
-    fewer than `MIN_BLOCKS` blocks of runs.
+    Raises `NoiseError` for fewer than `MIN_BLOCKS` blocks of runs.
     """
-    pairs = pair_blocks(*_halves(variant), metric, interleaved=True)
+    pairs = pair_blocks(*_halves(variant), E2E, interleaved=True)
     blocks = 0 if pairs is None else len(pairs)
     if pairs is None or blocks < MIN_BLOCKS:
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {blocks}"
         raise NoiseError(message, hint="raise `--num-iters` or `--time-budget`")
     estimate = _estimate(pairs)
-    low, high = (math.exp(bound) for bound in estimate.interval(level))
-    detectable = minimum_detectable(estimate, blocks, planned or blocks, level)
-    return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or blocks)
+    low, high = (math.exp(bound) for bound in estimate.interval(ALPHA))
+    return SelfCheck(math.exp(estimate.centre), (low, high), minimum_detectable(estimate, blocks, blocks), blocks)
 
 
 def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:

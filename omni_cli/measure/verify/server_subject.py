@@ -29,6 +29,7 @@ from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.encoding import encode_png, encode_wav
 from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stats.output_quality import read_wav
 
 NUM_CANDIDATES = 5
 TEXT, MEDIA = "text", "media"
@@ -337,20 +338,11 @@ def _voice(request: GenerateRequest) -> Mapping[str, Any]:
 def _read_media(request: GenerateRequest, reader: SpeechReader | ImagesReader) -> RouteAnswer:
     rates = {}
     if isinstance(reader, SpeechReader):
-        samples, rate = _read_wav(bytes(reader.answer.pcm))
+        samples, rate = read_wav(bytes(reader.answer.pcm), 32768)
         arrays, rates = {"0.audio.0": samples}, {"0.audio.0": rate}
     else:
         arrays = {f"0.image.{number}": _read_image(file) for number, file in enumerate(reader.answer.images)}
     return RouteAnswer(request=request, result=EngineOutput(request, {}, arrays, rates))
-
-
-def _read_wav(data: bytes) -> tuple[np.ndarray, int]:
-    with wave.open(io.BytesIO(data)) as file:
-        if file.getsampwidth() != 2:
-            raise ValueError(f"the sound has samples of {8 * file.getsampwidth()} bits, not 16")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
-        channels, rate = file.getnchannels(), file.getframerate()
-    return (samples if channels == 1 else samples.reshape(-1, channels)), rate
 
 
 def _read_image(data: bytes) -> np.ndarray:
