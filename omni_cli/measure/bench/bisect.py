@@ -21,7 +21,7 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.records.results import Bounds
-from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error
+from omni_cli.stats.bisection import NextTrial, Outcome, Search, Trial, standard_error
 from omni_cli.stats.sequential import level_at
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
@@ -32,12 +32,12 @@ MIN_ROUNDS = 27
 EXACT_ITERATIONS = 8
 """Iterations of a comparison of memory or outputs, which more of them would not make more precise."""
 
-EXIT_CODES = {
-    SearchOutcome.FOUND: ExitCode.REGRESSION,
-    SearchOutcome.NARROWED: ExitCode.INCONCLUSIVE,
-    SearchOutcome.NO_REGRESSION: ExitCode.OK,
-    SearchOutcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    SearchOutcome.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
+EXIT_CODES: dict[Outcome, ExitCode] = {
+    "found": ExitCode.REGRESSION,
+    "narrowed": ExitCode.INCONCLUSIVE,
+    "no regression": ExitCode.OK,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "not comparable": ExitCode.NOT_COMPARABLE,
 }
 _AGAIN = "remove the file to search again"
 _NEW_NAMES = {"omni.bisect/1": {"question": "spec"}}
@@ -54,7 +54,7 @@ class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
     the first: 0.05 is 5 %.
     """
 
-    outcome: Literal["found", "narrowed", "no regression", "inconclusive", "not comparable"]
+    outcome: Outcome
     commits: tuple[CommitInfo, ...] = ()
     change: float | None = None
     ci95: Bounds | None = None
@@ -163,7 +163,7 @@ class Bisection:
     def exit_code(self) -> ExitCode:
         """The exit code of a search that has ended; 5 for a change of the outputs, like the gate's."""
         assert self.record.result is not None  # it has ended
-        code = EXIT_CODES[SearchOutcome(self.record.result.outcome)]
+        code = EXIT_CODES[self.record.result.outcome]
         is_mismatch = code == ExitCode.REGRESSION and self.criterion.limit is None
         return ExitCode.OUTPUT_MISMATCH if is_mismatch else code
 
@@ -189,11 +189,9 @@ class Bisection:
     def _result(self) -> BisectResult:
         search = self.search()
         (low, high), outcome = search.bounds, search.outcome()
-        named = (
-            self.record.commits[low + 1 : high + 1] if outcome in (SearchOutcome.FOUND, SearchOutcome.NARROWED) else ()
-        )
+        named = self.record.commits[low + 1 : high + 1] if outcome in ("found", "narrowed") else ()
         return BisectResult(
-            outcome=outcome.value,
+            outcome=outcome,
             commits=named,
             change=search.final.change,
             ci95=search.final.ci95,
