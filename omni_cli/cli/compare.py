@@ -16,10 +16,11 @@ from omni_cli.cli.options import (
     option,
     read_fraction,
     refuse_failed,
+    show_view,
     write_view,
 )
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.core.errors import ExitCode, InputError, UsageError
 from omni_cli.records.verify_record import is_verify_record
 
 if TYPE_CHECKING:
@@ -67,21 +68,10 @@ def compare(options: CompareOptions) -> int:
     metrics = None if options.metric is None else tuple(options.metric)
     spec = ComparisonSpec(limits, metrics, margin, allowed=tuple(options.allow_difference or ()))
     result, view, suite, sources = compare_files(options.a, options.b, spec)
+    from omni_cli.report.comparison_view import compare_document
+
     write_view(view, suite, options.markdown, options.junit)
-    if options.as_json:
-        import msgspec
-
-        from omni_cli.report.comparison_view import compare_document
-
-        console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
-    else:
-        from omni_cli.report.renderers import to_text
-
-        console.print_text(to_text(view))
-    for note in view.notes:
-        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
-    if view.failure is not None:
-        console.print_error(OmniError(view.failure.message, hint=view.failure.hint), verbose=False)
+    show_view(view, compare_document(result, *sources), as_json=options.as_json)
     return result.exit_code
 
 

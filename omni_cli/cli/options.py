@@ -26,6 +26,8 @@ from omni_cli.core.errors import OmniError, OutputError, UsageError
 from omni_cli.core.files import write_whole
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
     from omni_cli.records.record import Record
     from omni_cli.report.view import View
@@ -287,6 +289,22 @@ def write_report(path: Path, text: str) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OutputError(f"cannot write `{path}`: {reason}") from error
+
+
+def show_view(view: View, record: Struct, *, as_json: bool) -> None:
+    """Print a record as the document, or its view as text; and the notes and the failure of the view."""
+    import msgspec
+
+    from omni_cli.report.renderers import to_text
+
+    if as_json:
+        console.print_json(msgspec.to_builtins(record))
+    else:
+        console.print_text(to_text(view))
+    for note in view.notes:
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
+    if view.failure is not None:
+        console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
 
 
 def write_view(view: View, suite: str, markdown: Path | None, junit: Path | None = None) -> None:

@@ -123,11 +123,9 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             stopped = failure
         elif failure is not None:
             raise failure
-        return RunOutcome(self._all_records(stopped), self._stages, self._requests_s(), stopped)
-
-    def _requests_s(self) -> float:
-        """The seconds of the requests, without loading before and closing after them."""
-        return 0.0 if self._ready_at is None else max(self._ended_at - self._ready_at, 0.0)
+        # Without loading before the requests and closing after them.
+        total_s = 0.0 if self._ready_at is None else max(self._ended_at - self._ready_at, 0.0)
+        return RunOutcome(self._all_records(stopped), self._stages, total_s, stopped)
 
     async def _work_and_close(self) -> None:
         try:
@@ -285,7 +283,9 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
                 self.progress.handle(RequestResult(spec.request_id, (), ()))
         if len(open_specs) < len(specs):
             done = count(len(specs) - len(open_specs), "request")
-            self._print_note(f"{done} of {len(specs)} done before: {self.finished.path}")
+            self.progress.hide()
+            console.print_note(f"{done} of {len(specs)} done before: {self.finished.path}")
+            self.progress.show()
         if not open_specs:
             return
         for stage in self.worker.config.stages:
@@ -309,8 +309,3 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
         result, outputs = answer.result, tuple(self._written[index])
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
         self._end(index, replace(record, notes=result.notes))
-
-    def _print_note(self, message: str) -> None:
-        self.progress.hide()
-        console.print_note(message)
-        self.progress.show()
