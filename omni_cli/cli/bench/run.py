@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
 from omni_cli.cli.bench.options import MeasureOptions
-from omni_cli.cli.options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
+from omni_cli.cli.options import refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
@@ -40,26 +40,12 @@ if TYPE_CHECKING:
     from omni_cli.measure.bench.protocol import Loading
 
 
-def read_spec(
-    options: MeasureOptions,
-    limits: GateLimits | None,
-    *,
-    margin: str = DEFAULT_MARGIN,
-    allowed: Sequence[str] | None = None,
-    strict: bool = False,
-) -> ComparisonSpec:
+def read_spec(options: MeasureOptions, limits: GateLimits | None) -> ComparisonSpec:
     """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)
-    return ComparisonSpec(
-        limits=limits,
-        metrics=tuple(options.metric) if options.metric else None,
-        margin=read_fraction("--margin", margin),
-        baseline=baseline,
-        allowed=tuple(allowed or ()),
-        strict=strict,
-    )
+    return ComparisonSpec(limits, tuple(options.metric) if options.metric else None, baseline=baseline)
 
 
 def measure(
