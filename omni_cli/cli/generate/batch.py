@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -59,9 +59,11 @@ def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
 
 
 @dataclass(kw_only=True)
-class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
+class BatchFileRun(BaseRun):
     """Starts the engine below a server's routes, `app`, and sends all lines."""
 
+    worker: Supervisor
+    requests: Sequence[BatchLine | BadRequest]
     app: ASGIApp
 
     async def _work(self) -> None:

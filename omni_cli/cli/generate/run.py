@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.printers import Printer
@@ -40,36 +40,15 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:
-    from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in a base class below
-    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob  # noqa: F401 - named in a base class below
+    from omni_cli.cli.generate.batch import BatchLine
+    from omni_cli.engine.omni_llm import OmniLLM
+    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob
+    from omni_cli.serve.supervisor import Supervisor
 
 
 _MODALITIES: Mapping[type[Output], Modality] = {
     TextOutput: "text", AudioOutput: "audio", ImageOutput: "image", VideoOutput: "video", TensorOutput: "tensor"
 }  # fmt: skip
-
-
-class RequestWorker(Protocol):
-    """The part of an engine that every run needs."""
-
-    @property
-    def stages(self) -> tuple[StageInfo, ...]: ...
-
-    async def close(self) -> None: ...
-
-
-class RequestEntry(Protocol):
-    """A request to run, or the reason why it cannot run."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def place(self) -> str | None: ...
-
-
-WorkerT = TypeVar("WorkerT", bound=RequestWorker)
-RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 
 @dataclass(frozen=True)
@@ -93,14 +72,14 @@ class RunOutcome:
 
 
 @dataclass(kw_only=True)
-class BaseRun(ABC, Generic[WorkerT, RequestT]):
+class BaseRun(ABC):
     """Runs requests, writes their outputs and closes the worker; use it once.
 
     `_ready_at` is when the engine was ready, `_ended_at` when the last request ended.
     """
 
-    worker: WorkerT
-    requests: Sequence[RequestT]
+    worker: OmniLLM | BatchJob | Supervisor
+    requests: Sequence[PendingRequest | RequestSpec | BatchLine | BadRequest]
     writer: ArtifactWriter
     printer: Printer
     progress: ProgressDisplay
@@ -196,8 +175,11 @@ class PendingRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
-class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
+class GenerateRun(BaseRun):
     """Starts the engine and sends all requests."""
+
+    worker: OmniLLM
+    requests: Sequence[PendingRequest | BadRequest]
 
     async def _work(self) -> None:
         if not self._end_bad_requests():
@@ -262,9 +244,11 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
 
 
 @dataclass(kw_only=True)
-class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
+class ReplicatedRun(BaseRun):
     """Records every finished request immediately; requests that an earlier run recorded are not run again."""
 
+    worker: BatchJob
+    requests: Sequence[RequestSpec | BadRequest]
     finished: FinishedRequests
 
     async def _work(self) -> None:
