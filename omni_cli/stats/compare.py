@@ -236,14 +236,13 @@ def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     if verdict == "inconclusive":
         gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
         needed = blocks_needed(estimate, blocks, gap, level)
-    return msgspec.structs.replace(comparison, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
+    return msgspec.structs.replace(comparison, ci95=get_ratios(interval), verdict=verdict, blocks_needed=needed)
 
 
-def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
+def get_ratios(interval: Bounds, farthest: float = _FARTHEST) -> Bounds | None:
     """Convert an interval of log ratios to ratios; None if it is not bounded, or too wide."""
-    if not all(abs(bound) < _FARTHEST for bound in interval):
-        return None
-    return math.exp(interval[0]), math.exp(interval[1])
+    is_near = all(abs(bound) < farthest for bound in interval)
+    return (math.exp(interval[0]), math.exp(interval[1])) if is_near else None
 
 
 def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
