@@ -78,11 +78,11 @@ def measure(
         if not isinstance(failure, VariantError):
             raise failure
         stopped = failure
-    if stopped is not None and not benchmark.has_samples:
+    if stopped is not None and not plan.builder.has_samples:
         raise stopped
     if weights and stopped is None:
         try:
-            benchmark.add_model_based(weights)
+            plan.builder.add_model_based(weights)
         except OmniError as error:
             stopped = error
     return _report(benchmark, options, stopped)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -54,10 +54,6 @@ class Benchmark:
         self._saving = threading.Lock()
         self._is_running = True
 
-    @property
-    def has_samples(self) -> bool:
-        return self._builder.has_samples
-
     async def run(self) -> None:
         """Measure, and keep the samples in any case. Raises `VariantError` if a variant failed."""
         meter = self.open_meter() if self.plan.is_local else None
@@ -80,10 +76,6 @@ class Benchmark:
                 meter.close()
             with self._saving:
                 self._is_running = False
-
-    def add_model_based(self, weights: Mapping[str, Path]) -> None:
-        """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
-        self._builder.add_model_based(weights)
 
     def report(self) -> BenchmarkReport:
         """Compute the verdicts, and write them to the record on the disk."""
