@@ -58,6 +58,11 @@ def positive_seconds(value: float | None) -> float | None:
     return value
 
 
+def seconds_option(usage: str, help_text: str, *, default: float | None = None) -> Any:
+    """Declare a field of a number of seconds greater than 0."""
+    return option(usage, help_text, default=default, callback=positive_seconds)
+
+
 def _profile_names(begun: str) -> list[str]:
     """Return the bundled profiles that complete a word in a shell."""
     return [name for name in bundled_profiles() if name.startswith(begun)]

@@ -10,9 +10,9 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
+from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds, seconds_option
 from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
@@ -48,6 +48,12 @@ def _one_of(names: list[str]) -> str:
 
 
 _TOOL_PARSERS, _REASONING_PARSERS = _parser_names("tool_parsers"), _parser_names("reasoning")
+
+
+def _limit(name: str, usage: str, help_text: str, *, least: int = 1) -> Any:
+    """Declare an option of one of the `Limits`, which has the default."""
+    rules: dict[str, Any] = {"callback": positive_seconds} if name.endswith("_s") else {"min": least}
+    return option(usage, help_text, default=getattr(_DEFAULT, name), **rules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,52 +93,34 @@ class ServeOptions(ProfileOptions):
         "Default: no URL is fetched. Repeatable.",
     )
     no_ui: bool = option("--no-ui", "Serve no page for people at `/`.", default=False)
-    timeout_s: float = option(
-        "--timeout SECONDS", "Time limit per request.", default=_DEFAULT.timeout_s, callback=positive_seconds
+    timeout_s: float = _limit("timeout_s", "--timeout SECONDS", "Time limit per request.")
+    drain_timeout: float = seconds_option(
+        "--drain-timeout SECONDS", "Time for requests to finish after a stop signal.", default=30.0
     )
-    drain_timeout: float = option(
-        "--drain-timeout SECONDS",
-        "Time for requests to finish after a stop signal.",
-        default=30.0,
-        callback=positive_seconds,
-    )
-    hang_timeout: float | None = option(
+    hang_timeout: float | None = seconds_option(
         "--hang-timeout SECONDS",
         "Restart a stage that makes no progress on its requests for this long; sets every stage's `step_timeout_s`.",
-        callback=positive_seconds,
     )
     replicas: int | None = option(
         "--replicas N", "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.", min=1
     )
-    max_requests: int = option(
-        "--max-requests N",
-        "Limit of requests in flight; further ones get status 429.",
-        default=_DEFAULT.max_requests,
-        min=1,
+    max_requests: int = _limit(
+        "max_requests", "--max-requests N", "Limit of requests in flight; further ones get status 429."
     )
-    max_body_bytes: int = option(
-        "--max-body-bytes N", "Size limit of a request's body.", default=_DEFAULT.max_body_bytes, min=1024
+    max_body_bytes: int = _limit("max_body_bytes", "--max-body-bytes N", "Size limit of a request's body.", least=1024)
+    max_prompt_chars: int = _limit(
+        "max_prompt_chars", "--max-prompt-chars N", "Length limit of a prompt, in characters."
     )
-    max_prompt_chars: int = option(
-        "--max-prompt-chars N", "Length limit of a prompt, in characters.", default=_DEFAULT.max_prompt_chars, min=1
+    max_image_pixels: int = _limit(
+        "max_image_pixels", "--max-image-pixels N", "Limit of pixels of all images in one request."
     )
-    max_image_pixels: int = option(
-        "--max-image-pixels N",
-        "Limit of pixels of all images in one request.",
-        default=_DEFAULT.max_image_pixels,
-        min=1,
+    max_video_pixels: int = _limit(
+        "max_video_pixels", "--max-video-pixels N", "Limit of pixels of all video frames in one request."
     )
-    max_video_pixels: int = option(
-        "--max-video-pixels N",
-        "Limit of pixels of all video frames in one request.",
-        default=_DEFAULT.max_video_pixels,
-        min=1,
-    )
-    max_audio_s: float | None = option(
+    max_audio_s: float | None = seconds_option(
         "--max-audio-seconds SECONDS",
         f"Length limit of all audio in one request. Default: {MAX_SPEECH_S:g} for a recording to transcribe, "
         f"{MAX_AUDIO_S:g} for other audio.",
-        callback=positive_seconds,
     )
     output_dir: Path | None = option(
         "--output-dir DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."
@@ -141,22 +129,14 @@ class ServeOptions(ProfileOptions):
         "--voices-dir DIR",
         "Folder for the voices of `POST /v1/audio/voices`; a restart finds them again. Default: none are saved.",
     )
-    max_videos: int = option(
-        "--max-videos N",
-        "Limit of videos kept; the oldest ones make room for new ones.",
-        default=_DEFAULT.max_videos,
-        min=1,
+    max_videos: int = _limit(
+        "max_videos", "--max-videos N", "Limit of videos kept; the oldest ones make room for new ones."
     )
-    max_videos_bytes: int = option(
-        "--max-videos-bytes N", "Size limit of all videos kept.", default=_DEFAULT.max_videos_bytes, min=1
+    max_videos_bytes: int = _limit("max_videos_bytes", "--max-videos-bytes N", "Size limit of all videos kept.")
+    max_videos_age_s: float = _limit(
+        "max_videos_age_s", "--max-videos-age SECONDS", "Time after which a video is removed."
     )
-    max_videos_age_s: float = option(
-        "--max-videos-age SECONDS",
-        "Time after which a video is removed.",
-        default=_DEFAULT.max_videos_age_s,
-        callback=positive_seconds,
-    )
-    max_n: int = option("--max-n N", "Limit of images per request.", default=_DEFAULT.max_n, min=1)
+    max_n: int = _limit("max_n", "--max-n N", "Limit of images per request.")
 
     def limits(self) -> Limits:
         return Limits(**{name: getattr(self, name) for name in vars(_DEFAULT) if hasattr(self, name)})

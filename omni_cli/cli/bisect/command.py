@@ -17,8 +17,8 @@ from omni_cli.cli.options import (
     TimeoutOption,
     argument,
     option,
-    positive_seconds,
     read_fraction,
+    seconds_option,
 )
 from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.cli.terminal import console
@@ -62,11 +62,10 @@ class BisectOptions(WorkloadOptions):
     num_iters_warmup: int = option(
         "--num-iters-warmup N", "Warm-up iterations per load, not counted; at least 1 is run.", default=3, min=0
     )
-    time_budget: float = option(
+    time_budget: float = seconds_option(
         "--time-budget SECONDS",
         "Time for measuring two commits; up to 16 times as long on a noisy machine.",
         default=DEFAULT_BUDGET_S,
-        callback=positive_seconds,
     )
     cache_dir: Path | None = option("--cache-dir DIR", "Folder for worktrees and searches. Default: omni's cache.")
     timeout: TimeoutOption = None
