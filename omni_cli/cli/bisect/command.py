@@ -144,7 +144,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     if options.command is None:
         from omni_cli.measure.bench.commits import find_commit
 
-        repository, _ = (find_commit(ref).repository for ref in (options.good, options.bad))
+        repository, _ = (find_commit(ref)[0] for ref in (options.good, options.bad))
         plan, workload = _profile_plan(options, command)
     else:
         program = Program(options.command, options.duration)
@@ -154,7 +154,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
     own = root / f"{repository.name}-{get_digest(str(repository)).removeprefix('sha256:')[:8]}"
     built = get_digest(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
-    spec = {"workload": workload, **criterion.describe()}
+    spec = {"workload": workload, **dataclasses.asdict(criterion)}
     return Bisection(
         SearchFolder(own, spec, commits),
         Worktrees(repository, own / "worktrees" / built, options.build),

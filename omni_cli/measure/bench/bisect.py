@@ -85,9 +85,6 @@ class Criterion:
             return GateLimits({}, max_abs_diff=0.0)
         return GateLimits({}, memory=limit) if self.metric is None else GateLimits({self.metric: limit})
 
-    def describe(self) -> dict[str, object]:
-        return {"metric": self.metric, "limit": self.limit}
-
 
 class BisectWatcher(Watcher, Protocol):
     """Receives the events of a search, and those of its measurements."""

@@ -58,9 +58,9 @@ def local_plan(
     environment = read_environment()
     with ExitStack() as stack:
         if against is not None:
-            commit = find_commit(against)
-            first, second = _two_commits(commit.ref, commit.commit, environment["code"], variants[0])
-            variants = (replace(first, code=stack.enter_context(checked_out(commit))), second)
+            repository, commit = find_commit(against)
+            first, second = _two_commits(against, commit, environment["code"], variants[0])
+            variants = (replace(first, code=stack.enter_context(checked_out(repository, commit))), second)
         folder = stack.enter_context(scratch_folder("omni-bench-"))
         builder = RecordBuilder(
             variants,
@@ -168,7 +168,8 @@ class Program:
         if self.duration in (WALL_TIME, CPU_TIME):
             return wall_s if self.duration == WALL_TIME else max(cpu_s, _SHORTEST_S)
         line = last_line(output)
-        value = _number(line) if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
+        value = float(line) if _NUMBER.fullmatch(line) else None
+        value = value if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
         if value is None or not _SHORTEST_S <= value <= _LONGEST_S:
             where = "the last line of its output" if self.duration == LAST_LINE else f"`{self.duration}` of its output"
             raise ValueError(f"{where} is not a number of seconds; its last line is `{line}`")
@@ -239,10 +240,6 @@ def _children_s() -> float:
     """Return the processor time of all processes that have been started and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _document(output: bytes) -> Any:

@@ -136,14 +136,6 @@ class RequestFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class MeasuredRequest:
-    """`has_seed`: the line sets a seed, which then is used in every iteration."""
-
-    request: GenerateRequest
-    has_seed: bool
-
-
 def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], None]) -> RequestFile:
     """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first invalid line."""
     specs = _read_specs(path, config)
@@ -156,9 +148,10 @@ def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], No
     return RequestFile(path.absolute(), len(specs), digest.hexdigest())
 
 
-def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest, ...]:
-    """Return the requests of a checked file, with their media decoded."""
-    return tuple(MeasuredRequest(_build(spec, config), spec.has_seed) for spec in _read_specs(path, config))
+def measured_requests(path: Path, config: EngineConfig) -> tuple[tuple[GenerateRequest, bool], ...]:
+    """Return the requests of a checked file, with their media decoded; True for one whose line sets a seed, which is
+    then used in every iteration."""
+    return tuple((_build(spec, config), spec.has_seed) for spec in _read_specs(path, config))
 
 
 def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:
