@@ -77,8 +77,10 @@ def compare(options: CompareOptions) -> int:
 
 def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
     """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
+    import msgspec
+
     from omni_cli.records.record import load_record
-    from omni_cli.report.bench_view import self_check_json, self_check_text
+    from omni_cli.report.bench_view import self_check_text
     from omni_cli.stats.compare import refuse_limits_below, self_check
 
     record = load_record(a)
@@ -87,7 +89,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     refuse_failed(record, a)
     check = self_check(record.variants[0])
     if as_json:
-        console.print_json(self_check_json(check))
+        console.print_json({"schema": "omni.self_check/1", **msgspec.to_builtins(check)})
     else:
         console.print_text(self_check_text(check))
     times = {} if limits is None else limits.metrics

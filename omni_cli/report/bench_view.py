@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import msgspec
-
 from omni_cli.core.text import visible
 from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import (
@@ -294,14 +292,9 @@ def _modes_used(variant: Variant) -> list[str]:
 
 def self_check_text(check: SelfCheck) -> str:
     """Format the result of A against A on this machine."""
-    return "\n".join(
-        [
-            "Self-check, A against A",
-            f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1",
-            f"  the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases: "
-            f"{percent(check.detectable)}",
-        ]
-    )
+    shown = f"the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases"
+    found = f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1\n  {shown}: {percent(check.detectable)}"
+    return f"Self-check, A against A\n{found}"
 
 
 def _verdict(
@@ -365,10 +358,6 @@ def _counter(name: str, value: object) -> str:
     if not isinstance(value, int | float):
         return "-"
     return quantity(name, value) if value and name.endswith(("_s", "_bytes")) else f"{value:g}"
-
-
-def self_check_json(check: SelfCheck) -> dict[str, object]:
-    return {"schema": "omni.self_check/1", **msgspec.to_builtins(check)}
 
 
 def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:

@@ -17,7 +17,6 @@ from omni_cli.report.units import (
     one_line,
     quantity,
     ratio,
-    seconds,
     size,
     size_change,
     title,
@@ -72,10 +71,6 @@ def profile_view(profile: Profile) -> View:
             *origin_sections(profile.environment, profile.workload, profile.command),
         ],
     )
-
-
-def saved_text(paths: Sequence[str], took_s: float) -> str:
-    return f"Saved {', '.join(paths)} after {seconds(took_s)}; https://ui.perfetto.dev opens the trace"
 
 
 def _heading(profile: Profile, device: str) -> str:

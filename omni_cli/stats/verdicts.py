@@ -83,7 +83,8 @@ class ComparisonSpec:
         report = self.report(record)
         if report.results:
             return all(result.is_decided for result in report.results)
-        return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
+        summaries = [summarise(variant, E2E) for variant in record.variants]
+        return all(s and s.ci95 and s.ci95[1] - s.ci95[0] <= 2 * NARROW * s.median for s in summaries)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
         """Return what rules out comparing the baseline with a record of this machine and workload, before measuring."""
@@ -155,13 +156,6 @@ def _refuse_unequal(report: BenchmarkReport) -> BenchmarkReport:
         return result and replace(result, mismatches=(*result.mismatches, *as_differences(unequal)))
 
     return replace(report, within=refuse(report.within), against_baseline=refuse(report.against_baseline))
-
-
-def _is_narrow(summary: Summary | None) -> bool:
-    if summary is None or summary.ci95 is None:
-        return False
-    low, high = summary.ci95
-    return high - low <= 2 * NARROW * summary.median
 
 
 def own_report(record: Record) -> BenchmarkReport:
@@ -290,9 +284,10 @@ def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) 
     pairs = tuple(_pair(*pair, [a, b], spec, find_doubt((a, b), pair, spec.margin)) for pair in matched)
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
+    found = [*mismatches, *(item for pair in pairs for item in pair.mismatches)]
     return ComparisonResult(
         pairs,
-        _unique([*mismatches, *(item for pair in pairs for item in pair.mismatches)]),
+        tuple(item for number, item in enumerate(found) if item not in found[:number]),
         (*excused, *code_differences(a, b)),
         unmatched,
         failures,
@@ -300,10 +295,6 @@ def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) 
         spec.limits,
         tool,
     )
-
-
-def _unique(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    return tuple(item for number, item in enumerate(differences) if item not in differences[:number])
 
 
 def _pair(a: Variant, b: Variant, records: Sequence[Record], spec: ComparisonSpec, doubt: Doubt | None = None) -> Pair:
