@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.generate.printers import BlockPrinter, Printer
-from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
+from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, BatchLine, RunOutcome
 from omni_cli.cli.serve import make_engine
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
@@ -33,14 +33,6 @@ from omni_cli.serve.server import Server
 from omni_cli.serve.supervisor import Supervisor
 
 _URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
-
-
-@dataclass(frozen=True)
-class BatchLine:
-    request_id: str
-    place: str
-    url: str
-    body: bytes
 
 
 def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:

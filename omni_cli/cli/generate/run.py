@@ -40,7 +40,6 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:
-    from omni_cli.cli.generate.batch import BatchLine
     from omni_cli.engine.omni_llm import OmniLLM
     from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob
     from omni_cli.serve.supervisor import Supervisor
@@ -173,6 +172,16 @@ class PendingRequest:
     place: str | None = None
     notes: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """A line of OpenAI's batch form."""
+
+    request_id: str
+    place: str
+    url: str
+    body: bytes
 
 
 class GenerateRun(BaseRun):
