@@ -39,7 +39,7 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.measure.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.records.record import StoppingPlan
 from omni_cli.stats import estimate
-from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error
+from omni_cli.stats.bisection import NextTrial, Search, Trial, standard_error
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import level_at, plan_looks
@@ -144,12 +144,12 @@ def _replay(
 
 def _kind(search: Search, history: History) -> str:
     outcome, right = search.outcome(), history.right()
-    if outcome in (SearchOutcome.FOUND, SearchOutcome.NARROWED):
+    if outcome in ("found", "narrowed"):
         if search.bounds == right:
-            return "right commit" if outcome is SearchOutcome.FOUND else "right range"
+            return "right commit" if outcome == "found" else "right range"
         contains = right is not None and search.bounds[0] <= right[0] and right[1] <= search.bounds[1]
         return "wider range" if contains else "WRONG"
-    return outcome.value
+    return outcome
 
 
 def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Trial:

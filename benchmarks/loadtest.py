@@ -30,7 +30,7 @@ from typing import Any
 
 from common import interleaved, machine
 
-from omni_cli.measure.loadtest.traffic import ClosedLoop
+from omni_cli.measure.loadtest.traffic import Clients
 from omni_cli.measure.loadtest.workload import Endpoint
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.records.record import load_record
@@ -115,10 +115,12 @@ async def overhead(url: str, concurrency: int) -> None:
         async def send(_index: int, due_s: float) -> Outcome:
             return await client.post(endpoint.path, body, endpoint.reader(), due_s)
 
-        await ClosedLoop(concurrency).run(send, concurrency, 0)
+        clients = Clients(concurrency)
+        await clients.window(send, concurrency)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        outcomes = await ClosedLoop(concurrency).run(send, count, 1)
+        outcomes = await clients.window(send, count)
         lasted_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+        await clients.close()
     there, back = [], []
     for outcome in outcomes:
         stamps = [tuple(map(float, line.split())) for line in "".join(outcome.answer.text).splitlines()]

@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 from common import machine_line
 
+from omni_cli.core.machine import open_nvml
 from omni_cli.measure.bench.harness import Harness
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import Nvml, UtilisationSampler
+from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import Record, Sample
 from omni_cli.stats.compare import compare_variants
@@ -84,7 +85,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=8192, help="rows and columns of the matrices")
     options = parser.parse_args()
     say(machine_line())
-    if Nvml.open() is None:
+    if open_nvml()[0] is None:
         say("no device tells its power (NVML): omni chooses no turns")
     if options.device == "cuda":
         say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")

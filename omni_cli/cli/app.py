@@ -16,7 +16,7 @@ from typer.main import get_group
 
 from omni_cli import __version__
 from omni_cli import config as omni_config
-from omni_cli.cli.lazy import LazyCommand, LazyGroup
+from omni_cli.cli.lazy import LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.core.files import allow_open_files
@@ -69,30 +69,22 @@ class _Commands(LazyGroup):
         "list": "omni models list", "ls": "omni models list", "rm": "omni models remove", "pull": "omni models pull",
         "run": "omni generate", "version": "omni --version", "help": "omni --help",
     }  # fmt: skip
-    lazy_commands: ClassVar[dict[str, LazyCommand]] = {
-        "generate": LazyCommand(
-            "omni_cli.cli.generate.command:generate", "Run a model end to end and write its text, audio and images."
-        ),
-        "chat": LazyCommand("omni_cli.cli.chat.command:chat", "Talk to a profile or a server in the terminal."),
-        "serve": LazyCommand("omni_cli.cli.serve:serve", "Serve a model over OpenAI-compatible HTTP."),
-        "bench": LazyCommand(
-            "omni_cli.cli.bench.command:bench", "Measure latency and memory, compare variants, judge a gate."
-        ),
-        "loadtest": LazyCommand("omni_cli.cli.loadtest.command:loadtest", "Measure running OpenAI-compatible servers."),
-        "verify": LazyCommand(
-            "omni_cli.cli.verify.command:verify", "Check outputs against the reference, and alone against batched."
-        ),
-        "profile": LazyCommand(
-            "omni_cli.cli.profile.command:profile", "Record where time and memory go, in one stage or all."
-        ),
-        "compare": LazyCommand("omni_cli.cli.compare:compare", "Compare two saved bench records and judge a gate."),
-        "bisect": LazyCommand("omni_cli.cli.bisect.command:bisect", "Find the commit that made a benchmark slower."),
-        "history": LazyCommand("omni_cli.cli.history:history", "Keep records over time and find the steps in them."),
-        "tune": LazyCommand("omni_cli.cli.tune.command:tune", "Search settings for the fastest that keeps limits."),
-        "report": LazyCommand("omni_cli.cli.report:report", "Show saved records as one HTML page."),
-        "profiles": LazyCommand("omni_cli.cli.profiles:profiles", "List, show and check the YAML profiles."),
-        "models": LazyCommand("omni_cli.cli.models:models", "Download, list, remove and build checkpoints."),
-        "doctor": LazyCommand("omni_cli.cli.doctor:doctor", "Show what can run on this machine and what is missing."),
+    lazy_commands: ClassVar[dict[str, str]] = {
+        "generate": "Run a model end to end and write its text, audio and images.",
+        "chat": "Talk to a profile or a server in the terminal.",
+        "serve": "Serve a model over OpenAI-compatible HTTP.",
+        "bench": "Measure latency and memory, compare variants, judge a gate.",
+        "loadtest": "Measure running OpenAI-compatible servers.",
+        "verify": "Check outputs against the reference, and alone against batched.",
+        "profile": "Record where time and memory go, in one stage or all.",
+        "compare": "Compare two saved bench records and judge a gate.",
+        "bisect": "Find the commit that made a benchmark slower.",
+        "history": "Keep records over time and find the steps in them.",
+        "tune": "Search settings for the fastest that keeps limits.",
+        "report": "Show saved records as one HTML page.",
+        "profiles": "List, show and check the YAML profiles.",
+        "models": "Download, list, remove and build checkpoints.",
+        "doctor": "Show what can run on this machine and what is missing.",
     }
 
 

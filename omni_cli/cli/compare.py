@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,17 +16,18 @@ from omni_cli.cli.options import (
     option,
     read_fraction,
     refuse_failed,
+    show_view,
     write_view,
 )
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import ExitCode, InputError, OmniError, UsageError
+from omni_cli.core.errors import ExitCode, InputError, UsageError
 from omni_cli.records.verify_record import is_verify_record
 
 if TYPE_CHECKING:
     from omni_cli.config.gate_limits import GateLimits
     from omni_cli.records.results import RecordOrigin
     from omni_cli.report.view import Note, View
-    from omni_cli.stats.verdicts import ComparisonResult
+    from omni_cli.stats.verdicts import ComparisonResult, ComparisonSpec
 
 _EDITED_HINT = "measure again with `omni bench --output-json FILE`; records must not be edited by hand"
 
@@ -63,31 +63,24 @@ def compare(options: CompareOptions) -> int:
     margin = read_fraction("--margin", options.margin)
     if options.self_check:
         return _check_itself(options.a, options.b, limits, as_json=options.as_json)
-    result, view, suite, sources = compare_files(
-        options.a, options.b, limits, margin, options.metric, options.allow_difference or []
-    )
+    from omni_cli.stats.verdicts import ComparisonSpec
+
+    metrics = None if options.metric is None else tuple(options.metric)
+    spec = ComparisonSpec(limits, metrics, margin, allowed=tuple(options.allow_difference or ()))
+    result, view, suite, sources = compare_files(options.a, options.b, spec)
+    from omni_cli.report.comparison_view import compare_document
+
     write_view(view, suite, options.markdown, options.junit)
-    if options.as_json:
-        import msgspec
-
-        from omni_cli.report.comparison_view import compare_document
-
-        console.print_json(msgspec.to_builtins(compare_document(result, *sources)))
-    else:
-        from omni_cli.report.renderers import to_text
-
-        console.print_text(to_text(view))
-    for note in view.notes:
-        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
-    if view.failure is not None:
-        console.print_error(OmniError(view.failure.message, hint=view.failure.hint), verbose=False)
+    show_view(view, compare_document(result, *sources), as_json=options.as_json)
     return result.exit_code
 
 
 def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json: bool) -> ExitCode:
     """Report A against A of a single variant. Raises `NoiseError` for a limit that cannot be judged there."""
+    import msgspec
+
     from omni_cli.records.record import load_record
-    from omni_cli.report.bench_view import self_check_json, self_check_text
+    from omni_cli.report.bench_view import self_check_text
     from omni_cli.stats.compare import refuse_limits_below, self_check
 
     record = load_record(a)
@@ -97,7 +90,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
     refuse_failed(record, a)
     check = self_check(record.variants[0])
     if as_json:
-        console.print_json(self_check_json(check))
+        console.print_json({"schema": "omni.self_check/1", **msgspec.to_builtins(check)})
     else:
         console.print_text(self_check_text(check))
     times = {} if limits is None else limits.metrics
@@ -106,12 +99,7 @@ def _check_itself(a: Path, b: Path | None, limits: GateLimits | None, *, as_json
 
 
 def compare_files(
-    path_a: Path,
-    path_b: Path | None,
-    limits: GateLimits | None = None,
-    margin: float | None = None,
-    metrics: Sequence[str] | None = None,
-    allowed: Sequence[str] = (),
+    path_a: Path, path_b: Path | None, spec: ComparisonSpec | None = None
 ) -> tuple[ComparisonResult, View, str, tuple[RecordOrigin, RecordOrigin]]:
     """Return the findings, their view with the disturbances of the two machines, their name, and the two files."""
     from msgspec.structs import replace
@@ -124,22 +112,21 @@ def compare_files(
     from omni_cli.report.disturbance_words import disturbance_warnings
     from omni_cli.report.view import Note
     from omni_cli.stats.comparable import disturbances, split_allowed
-    from omni_cli.stats.compare import MARGIN
     from omni_cli.stats.gate import check_limits
-    from omni_cli.stats.verdicts import compare_records, compare_within
+    from omni_cli.stats.verdicts import ComparisonSpec, compare_records, compare_within
 
-    margin = MARGIN if margin is None else margin
+    spec = spec or ComparisonSpec()
     a = load_newest(path_a)
     b = Imported(a.record) if path_b is None else load_newest(path_b)
     record_a, record_b = a.record, b.record
-    check_limits(limits, [record_a, record_b])
+    check_limits(spec.limits, [record_a, record_b])
     if path_b is None:
         if len(record_a.variants) < 2:
             raise UsageError(f"`{path_a}` has a single variant", hint="pass a second record to compare it with")
-        result = compare_within(record_a, limits=limits, metrics=metrics, margin=margin)
+        result = compare_within(record_a, spec)
         path_b = path_a
     else:
-        result = compare_records(record_a, record_b, limits=limits, metrics=metrics, margin=margin, allowed=allowed)
+        result = compare_records(record_a, record_b, spec)
     # If both are true, another machine is the more useful answer.
     edit = a.edit or b.edit
     if edit is not None and result.is_comparable:
@@ -154,7 +141,7 @@ def compare_files(
         notes.append(Note("both records are the same measurement", "measure again to see the noise between two runs"))
     notes += [Note(f"{name}: {text}") for name, item in zip(names, (a, b), strict=True) for text in item.missing]
     excused = [*result.differences, *(item for pair in result.pairs for item in pair.differences)]
-    unused = [name for name in allowed if result.mismatches and not split_allowed(excused, [name])[1]]
+    unused = [name for name in spec.allowed if result.mismatches and not split_allowed(excused, [name])[1]]
     notes += [Note(f"`--allow-difference {name}` names none of the fields that differ") for name in unused]
     for name, record in disturbed:
         warned = disturbance_warnings(disturbances(record), record)

@@ -13,14 +13,14 @@ from omni_cli.cli.options import (
     DisplayOptions,
     read_fraction,
     shared_option,
+    show_view,
     write_view,
 )
 from omni_cli.cli.terminal import console
-from omni_cli.core.errors import InputError, OmniError
+from omni_cli.core.errors import InputError
 
 if TYPE_CHECKING:
     from omni_cli.records.results import HistoryRecord
-    from omni_cli.report.view import View
 
 FolderOption = Annotated[Path, shared_option("--history DIR", "The folder that keeps the records.")]
 DEFAULT_FOLDER = Path("history")
@@ -81,7 +81,7 @@ def show(
     from omni_cli.report.history_view import history_view
 
     document = _read(folder, metric, allow_difference)
-    _print(document, history_view(document), as_json=display.as_json)
+    show_view(history_view(document), document, as_json=display.as_json)
 
 
 def check(
@@ -123,9 +123,7 @@ def check(
     assert document.verdict is not None  # as just judged
     view = history_view(document)
     write_view(view, document.verdict, markdown)
-    _print(document, view, as_json=display.as_json)
-    if view.failure is not None:
-        console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
+    show_view(view, document, as_json=display.as_json)
     return EXIT_CODES[document.verdict]
 
 
@@ -134,17 +132,6 @@ def _read(folder: Path, metrics: list[str] | None, allowed: list[str] | None) ->
     from omni_cli.stats.history import get_history
 
     return get_history(read_folder(folder), str(folder), metrics, allowed or ())
-
-
-def _print(document: HistoryRecord, view: View, *, as_json: bool) -> None:
-    from omni_cli.report.renderers import to_text
-
-    if as_json:
-        import msgspec
-
-        console.print_json(msgspec.to_builtins(document))
-    else:
-        console.print_text(to_text(view))
 
 
 history = command_group("Keep records over time, and find the steps in their metrics.", add=add, show=show, check=check)

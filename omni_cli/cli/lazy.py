@@ -26,18 +26,11 @@ _NUMBERS = {int: re.compile(r"-?\d{1,30}"), float: re.compile(r"-?\d{1,30}(\.\d{
 _PATH_RULES = ("exists", "resolve_path", "allow_dash", "path_type")
 
 
-@dataclass(frozen=True)
-class LazyCommand:
-    """Location of a command (`module:attribute`, a function or a `typer.Typer`) and its line in the help."""
-
-    target: str
-    summary: str
-
-
 class LazyGroup(TyperGroup):
-    """Lists its commands from a table; a subclass sets `lazy_commands`, and `synonyms` with what is meant."""
+    """Lists its commands from a table; a subclass sets `lazy_commands`, with their lines in the help, and `synonyms`
+    with what is meant."""
 
-    lazy_commands: ClassVar[dict[str, LazyCommand]] = {}
+    lazy_commands: ClassVar[dict[str, str]] = {}
     synonyms: ClassVar[dict[str, str]] = {}
 
     def make_parser(self, ctx: Any) -> Any:
@@ -47,12 +40,11 @@ class LazyGroup(TyperGroup):
         return list(self.lazy_commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        command = self.lazy_commands.get(cmd_name)
-        return None if command is None else _load(cmd_name, command)
+        return _load(cmd_name) if cmd_name in self.lazy_commands else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in self.lazy_commands.items()])
+            formatter.write_dl(list(self.lazy_commands.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.lazy_commands and not args[0].startswith("-"):
@@ -117,10 +109,11 @@ def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _load(name: str, command: LazyCommand) -> Any:
-    """Import one command, with plain-text help: Rich's help takes longer than the rest of `--help`."""
-    module, attribute = command.target.split(":")
-    target = getattr(import_module(module), attribute)
+def _load(name: str) -> Any:
+    """Import one command, a function or a `typer.Typer` of its own name in its module or in `command` of its package;
+    with plain-text help: Rich's help takes longer than the rest of `--help`."""
+    module = import_module(f"omni_cli.cli.{name}")
+    target = getattr(module if hasattr(module, name) else import_module(f"{module.__name__}.command"), name)
     if isinstance(target, typer.Typer):
         target.rich_markup_mode = None
         parser: Any = get_group(target)

@@ -25,6 +25,8 @@ from omni_cli.core.errors import OmniError, OutputError, UsageError
 from omni_cli.core.files import reason_of, write_whole
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
     from omni_cli.config.gate_limits import GateLimits, QualityLimit
     from omni_cli.records.record import Record
     from omni_cli.report.view import View
@@ -53,6 +55,11 @@ def positive_seconds(value: float | None) -> float | None:
     if value is not None and not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("expected a number of seconds greater than 0")
     return value
+
+
+def seconds_option(usage: str, help_text: str, *, default: float | None = None) -> Any:
+    """Declare a field of a number of seconds greater than 0."""
+    return option(usage, help_text, default=default, callback=positive_seconds)
 
 
 def _profile_names(begun: str) -> list[str]:
@@ -287,6 +294,22 @@ def write_report(path: Path, text: str) -> None:
         write_whole(path, text.encode("utf-8", errors="replace"))
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write `{path}`: {reason_of(error)}") from error
+
+
+def show_view(view: View, record: Struct, *, as_json: bool) -> None:
+    """Print a record as the document, or its view as text; and the notes and the failure of the view."""
+    import msgspec
+
+    from omni_cli.report.renderers import to_text
+
+    if as_json:
+        console.print_json(msgspec.to_builtins(record))
+    else:
+        console.print_text(to_text(view))
+    for note in view.notes:
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
+    if view.failure is not None:
+        console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
 
 
 def write_view(view: View, suite: str, markdown: Path | None, junit: Path | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds
+from omni_cli.cli.options import LoraOption, ProfileOptions, option, positive_seconds, seconds_option
 from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
@@ -96,16 +96,12 @@ class ServeOptions(ProfileOptions):
     )
     no_ui: bool = option("--no-ui", "Serve no page for people at `/`.", default=False)
     timeout_s: float = _limit("--timeout SECONDS", "Time limit per request.")
-    drain_timeout: float = option(
-        "--drain-timeout SECONDS",
-        "Time for requests to finish after a stop signal.",
-        default=30.0,
-        callback=positive_seconds,
+    drain_timeout: float = seconds_option(
+        "--drain-timeout SECONDS", "Time for requests to finish after a stop signal.", default=30.0
     )
-    hang_timeout: float | None = option(
+    hang_timeout: float | None = seconds_option(
         "--hang-timeout SECONDS",
         "Restart a stage that makes no progress on its requests for this long; sets every stage's `step_timeout_s`.",
-        callback=positive_seconds,
     )
     replicas: int | None = option(
         "--replicas N", "Run N engines through Ray Serve: on the cluster of RAY_ADDRESS, else on this machine.", min=1
@@ -115,11 +111,10 @@ class ServeOptions(ProfileOptions):
     max_prompt_chars: int = _limit("--max-prompt-chars N", "Length limit of a prompt, in characters.")
     max_image_pixels: int = _limit("--max-image-pixels N", "Limit of pixels of all images in one request.")
     max_video_pixels: int = _limit("--max-video-pixels N", "Limit of pixels of all video frames in one request.")
-    max_audio_s: float | None = option(
+    max_audio_s: float | None = seconds_option(
         "--max-audio-seconds SECONDS",
         f"Length limit of all audio in one request. Default: {MAX_SPEECH_S:g} for a recording to transcribe, "
         f"{MAX_AUDIO_S:g} for other audio.",
-        callback=positive_seconds,
     )
     output_dir: Path | None = option(
         "--output-dir DIR", f"Folder for videos; a restart finds them again. Default: {DEFAULT_VIDEOS}."

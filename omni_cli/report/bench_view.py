@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from omni_cli.core.text import visible
@@ -35,6 +34,9 @@ from omni_cli.stats.verdicts import BenchmarkReport, ComparisonResult
 
 LABELS = Labels("baseline", "this run")
 
+_WORK = {
+    "output_tokens": "output tokens", "denoise_steps": "denoise steps", "audio_s": "s audio", "pixels": "pixels"
+}  # fmt: skip
 _INTERLEAVING = {
     "iterations": " interleaved",
     "turns": " with turns of {turn_s:g} s",
@@ -54,6 +56,8 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
         part for result in results for part in (get_mismatches(result, LABELS), *comparison_parts(result, LABELS))
     ]
     verdict = _verdict(record, results, summaries)
+    counters = tuple((variant.name, text) for variant in record.variants if (text := energy_text(variant)))
+    energy = Table("Counters of energy", ("Variant", "Devices"), counters) if counters else None
     notes = [note for result in report.results for note in comparison_notes(result)]
     notes += disturbance_warnings(report.disturbances, record)
     texts = []
@@ -74,7 +78,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
             *texts,
             Section("Results", [_results_table(record, summaries)], only="page"),
             Section("Comparison", compared),
-            Section("Energy", [_energy_table(record)], only="page"),
+            Section("Energy", [energy], only="page"),
             Section("Outputs", output_parts(record), only="page"),
             Section("Latency", latency_parts(record, summaries, report.block_medians), only="page"),
             Section("Where a request waits", [waterfall_figure(record)]),
@@ -244,7 +248,7 @@ def _server_note(variant: Variant) -> str:
     parts.append(f"{failed} failed" if failed else "none failed")
     if cut := sum(filter(None, (value for sample in variant.samples for value in sample.requests.get("is_cut", ())))):
         parts.append(f"{cut:g} cut")
-    words = {"input_tokens": "tokens in", "output_tokens": "tokens out", "audio_s": "s audio", "pixels": "pixels"}
+    words = {"input_tokens": "tokens in", **_WORK, "output_tokens": "tokens out"}
     answered = sum(sample.work.get("requests", 0) for sample in variant.samples)
     for name, word in words.items():
         amounts = [sample.work[name] for sample in variant.samples if name in sample.work]
@@ -261,13 +265,7 @@ def _work(variant: Variant) -> str:
     works = [sample.work for sample in variant.samples]
     if any(work != works[0] for work in works):
         return ""
-    words = {
-        "output_tokens": "output tokens",
-        "denoise_steps": "denoise steps",
-        "audio_s": "s audio",
-        "pixels": "pixels",
-    }
-    return ", ".join(f"{works[0][name]:g} {word}" for name, word in words.items() if works[0].get(name))
+    return ", ".join(f"{works[0][name]:g} {word}" for name, word in _WORK.items() if works[0].get(name))
 
 
 def _modes_used(variant: Variant) -> list[str]:
@@ -295,14 +293,9 @@ def _modes_used(variant: Variant) -> list[str]:
 
 def self_check_text(check: SelfCheck) -> str:
     """Format the result of A against A on this machine."""
-    return "\n".join(
-        [
-            "Self-check, A against A",
-            f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1",
-            f"  the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases: "
-            f"{percent(check.detectable)}",
-        ]
-    )
+    shown = f"the smallest regression that {count(check.blocks, 'block')} show in 4 of 5 cases"
+    found = f"  ratio {ratio(check.ratio, check.ci95)}, expected: 1\n  {shown}: {percent(check.detectable)}"
+    return f"Self-check, A against A\n{found}"
 
 
 def _verdict(
@@ -347,11 +340,6 @@ def _results_table(record: Record, summaries: Mapping[str, Mapping[str, Summary]
     return Table("From end to end", ("Variant", "Median", "95% CI", "Runs", peak), tuple(rows), frozenset({1, 2, 3, 4}))
 
 
-def _energy_table(record: Record) -> Table | None:
-    rows = tuple((variant.name, text) for variant in record.variants if (text := energy_text(variant)))
-    return Table("Counters of energy", ("Variant", "Devices"), rows) if rows else None
-
-
 def _counters_table(record: Record) -> Table | None:
     """List the counters by stage at the end of the variant's last run."""
     counters = {variant.name: get_counters(variant) for variant in record.variants}
@@ -371,10 +359,6 @@ def _counter(name: str, value: object) -> str:
     if not isinstance(value, int | float):
         return "-"
     return quantity(name, value) if value and name.endswith(("_s", "_bytes")) else f"{value:g}"
-
-
-def self_check_json(check: SelfCheck) -> dict[str, object]:
-    return {"schema": "omni.self_check/1", **msgspec.to_builtins(check)}
 
 
 def smaller_is_better_json(variant: Variant, summaries: dict[str, Summary]) -> list[dict[str, object]]:

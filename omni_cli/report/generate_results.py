@@ -192,13 +192,8 @@ def result_document(record: RequestRecord) -> dict[str, object]:
 
 
 def _error(error: OmniError) -> dict[str, object]:
-    described: dict[str, object] = {"message": error.message}
-    if error.hint:
-        described["hint"] = error.hint
-    stage = getattr(error, "stage", None)
-    if stage is not None:
-        described["stage"] = stage
-    return described
+    described = {"message": error.message, "hint": error.hint or None, "stage": getattr(error, "stage", None)}
+    return {name: value for name, value in described.items() if value is not None}
 
 
 def _output(written: WrittenOutput) -> dict[str, object]:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import E2E
-from omni_cli.records.profile_record import (
-    Budget,
-    CopyPlace,
-    LargeTensor,
-    OperatorTime,
-    Overhead,
-    PhaseMemory,
-    Profile,
-    RangeTime,
-    Roofline,
-    RooflinePart,
-    StageMemory,
-    StageProfile,
-    Step,
-)  # fmt: skip
+from omni_cli.records.profile_record import Profile, StageMemory, StageProfile, Step
 from omni_cli.report.profile_figures import activity_figure, memory_figure, request_figure, steps_figure
 from omni_cli.report.shared_parts import get_device, origin_sections, workload_title
 from omni_cli.report.units import (
@@ -37,9 +23,7 @@ from omni_cli.report.units import (
     size_change,
     title,
 )
-from omni_cli.report.view import Lines, Note, Paragraph, Section, Table, Verdict, View, make_table
-
-T = TypeVar("T")
+from omni_cli.report.view import Lines, Note, Paragraph, Section, Table, Verdict, View
 
 _MAX_ROWS = 25
 _MAX_TEXT_ROWS = 8
@@ -58,11 +42,19 @@ def profile_view(profile: Profile) -> View:
     device = get_device(profile.environment)
     warm = f", {profile.num_iters_warmup} to warm up" if profile.num_iters_warmup else ""
     hints = [("" if hint.stage is None else f"{hint.stage}: ", hint) for hint in profile.hints]
+    overhead = "Unprofiled and profiled iterations, interleaved"
+    limits = "Distance to the machine's limits"
+    names = (one_line(stage.name) for stage in stages if stage.roofline is not None)
+    roofs = [stage.roofline for stage in stages if stage.roofline is not None]
     whole = [
-        _overhead(profile),
+        _table(overhead, profile.overhead, _OVERHEAD, (1, 2), lead=overhead),
         Paragraph(f"the profiled iteration of median length, {milliseconds(profile.e2e_s)}: {shares}"),
     ]
-    drawn = [request_figure(profile), activity_figure(stages)]
+    drawn = [
+        request_figure(profile),
+        activity_figure(stages),
+        _table(limits, roofs, {"Stage": lambda _: next(names), **_LIMITS}, range(1, 8), lead=limits),
+    ]
     trace = Paragraph(f"The trace is in {one_line(profile.trace)}; Perfetto (ui.perfetto.dev) opens it.", only="page")
     advice = [Paragraph(f"- {where}{hint.message}: {hint.advice}") for where, hint in hints]
     return View(
@@ -75,16 +67,12 @@ def profile_view(profile: Profile) -> View:
         heading=_heading(profile, device),
         notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
         sections=[
-            Section("The whole", [*whole, *drawn, _limits(stages), trace]),
+            Section("The whole", [*whole, *drawn, trace]),
             *map(_stage_section, stages),
             Section("", advice, "Hints", only="text"),
             *origin_sections(profile.environment, profile.workload, profile.command),
         ],
     )
-
-
-def saved_text(paths: Sequence[str], took_s: float) -> str:
-    return f"Saved {', '.join(paths)} after {seconds(took_s)}; https://ui.perfetto.dev opens the trace"
 
 
 def _heading(profile: Profile, device: str) -> str:
@@ -101,21 +89,24 @@ def _heading(profile: Profile, device: str) -> str:
 
 def _stage_section(stage: StageProfile) -> Section:
     """Return all of one stage."""
+    name, roofline, usage = one_line(stage.name), stage.roofline, stage.memory
+    limited, omitted = (roofline.parts, roofline.omitted) if roofline else ((), ())
+    tensors = _details(f"Largest tensors of {name} at its peak", usage.largest, _TENSORS, (4,), _MAX_TENSORS)
     parts = [
         Lines((*_start(stage), *_activity(stage))),
-        _ranges(stage),
+        _details(f"Ranges of {name} per iteration", stage.ranges, _RANGES, range(1, 6)),
         Lines((*_steps(stage.steps), *_waits(stage))),
         steps_figure(stage),
-        _operators(stage),
+        _details(f"Operators of {name} per iteration", stage.operators, _OPERATORS, (2, 3, 4)),
         Lines(tuple(_output_copies(stage))),
-        _copies(stage),
-        Lines(tuple(_memory(stage.memory))),
+        _details(f"Copies of {name} per iteration", stage.copies.places, _COPIES, (2, 3, 4), _MAX_PLACES),
+        Lines(tuple(_memory(usage))),
         memory_figure(stage),
-        _phases(stage),
-        _tensors(stage),
-        _budgets(stage),
-        _module_limits(stage),
-        _count_omitted(stage),
+        _table(f"Memory of {name} by phase", usage.phases, _PHASES, range(1, 7), folded=True, only="page"),
+        tensors,
+        _details(f"Budgets of {name}", usage.budgets, _BUDGETS, (1, 2, 3)),
+        _details(f"Limits of {name} by module", limited, _MODULE_LIMITS, (1, 2, 3), _MAX_PARTS),
+        _table(f"Left out of the limits of {name}", omitted, {"What": one_line}, (), folded=True, only="page"),
         *(Paragraph(f"note: {note}") for note in stage.notes),
     ]
     title = f"Stage {stage.name} ({stage.kind}, {stage.backend}, {stage.device})"
@@ -128,9 +119,9 @@ def _verdict(profile: Profile) -> Verdict:
     sentences = []
     largest = max(profile.stage_seconds.items(), key=lambda item: item[1], default=None)
     if largest is not None and profile.e2e_s > 0:
-        part, seconds = largest
+        part, took_s = largest
         of = quantity(E2E, profile.e2e_s)
-        share = f"{seconds / profile.e2e_s:.0%}, {quantity(E2E, seconds, profile.e2e_s)}"
+        share = f"{took_s / profile.e2e_s:.0%}, {quantity(E2E, took_s, profile.e2e_s)}"
         sentences.append(f"{one_line(part)} takes {share} of the profiled iteration of median length, {of}.")
     if whole is not None:
         times = ratio(whole.ratio, whole.ci95).removesuffix(" [n/a]")
@@ -210,136 +201,77 @@ def _memory(usage: StageMemory) -> Iterator[str]:
         yield f"  allocations: {usage.snapshot} (pytorch.org/memory_viz shows it)"
 
 
-def _ranges(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[RangeTime], str]] = {
-        "Range": lambda item: one_line(item.name),
-        "Calls": lambda item: f"{item.calls:g}",
-        "Time": lambda item: quantity(E2E, item.total_s),
-        "Without inner ranges": lambda item: quantity(E2E, item.self_s, item.total_s),
-        "Median call": lambda item: quantity(E2E, item.median_call_s),
-        "Share": lambda item: f"{item.fraction:.1%}",
-    }
-    return _details(f"Ranges of {one_line(stage.name)} per iteration", stage.ranges, columns, range(1, 6))
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""Columns by their heads: the field that a column shows, or a function that formats an item."""
+
+_RANGES: Columns = {
+    "Range": "name", "Calls": "calls", "Time": "total_s",
+    "Without inner ranges": lambda item: quantity(E2E, item.self_s, item.total_s),
+    "Median call": "median_call_s", "Share": "fraction",
+}  # fmt: skip
+_OPERATORS: Columns = {
+    "Operator": "operator", "Module": "module", "Calls": "calls", "Time": "seconds", "Share": "fraction",
+}  # fmt: skip
+_COPIES: Columns = {
+    "Copied in": "range",
+    "By": lambda item: one_line(item.operator) + (f" in {one_line(item.module)}" if item.module else ""),
+    "Calls": "calls", "Size": lambda item: size(round(item.copied_bytes)), "Time": "seconds",
+}  # fmt: skip
+_PHASES: Columns = {
+    "Phase": "name", "Times": "times", "Lasts": "duration_s", "Peak host RSS": "peak_host_rss_bytes",
+    "Peak allocated": "peak_allocated_bytes", "Peak reserved": "peak_reserved_bytes",
+    "Added": lambda item: size_change(0, item.added_bytes),
+}  # fmt: skip
+_TENSORS: Columns = {
+    "Tensor": "where", "Kind": "kind",
+    "Shape": lambda item: "-" if item.shape is None else " x ".join(map(str, item.shape[:8])),
+    "Type": "dtype", "Size": lambda item: size(item.size_bytes),
+}  # fmt: skip
+_BUDGETS: Columns = {
+    "Memory": "what", "Budget": "budget_bytes", "Used": lambda item: size(item.used_bytes), "Share": "used_fraction",
+}  # fmt: skip
+_WORK: Columns = {"Computes": lambda item: f"{item.flops / 1e9:.3g} GFLOP", "Moves": "moved_bytes"}
+_LIMITS: Columns = {
+    **_WORK,
+    "Machine computes": lambda item: f"{item.flops_per_second / 1e9:.3g} GFLOP/s in {item.dtype}",
+    "Machine moves": lambda item: f"{item.copied_bytes_per_second / 2**30:.3g} GiB/s",
+    "At best": lambda item: quantity(E2E, item.bound_s, item.measured_s),
+    "Takes": "measured_s", "Reached": "fraction", "Limited by": "limit",
+}  # fmt: skip
+_MODULE_LIMITS: Columns = {"Module": "module", **_WORK, "At best": "bound_s", "Limited by": "limit"}
+_OVERHEAD: Columns = {
+    "Time": lambda item: one_line(title(item.metric)), "Unprofiled": "unprofiled_s",
+    "Profiled": lambda item: quantity(E2E, item.profiled_s, item.unprofiled_s),
+    "Ratio [95% CI]": lambda item: ratio(item.ratio, item.ci95),
+}  # fmt: skip
 
 
-def _operators(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[OperatorTime], str]] = {
-        "Operator": lambda item: one_line(item.operator),
-        "Module": lambda item: one_line(item.module),
-        "Calls": lambda item: f"{item.calls:g}",
-        "Time": lambda item: quantity(E2E, item.seconds),
-        "Share": lambda item: f"{item.fraction:.1%}",
-    }
-    return _details(f"Operators of {one_line(stage.name)} per iteration", stage.operators, columns, (2, 3, 4))
+def _show(item: object, column: str | Callable[[Any], str]) -> str:
+    """Format a field by the unit that its name has."""
+    if not isinstance(column, str):
+        return column(item)
+    value = getattr(item, column)
+    if value is None or isinstance(value, str):
+        return one_line(value or "-")
+    if column.endswith("fraction"):
+        return f"{value:.1%}"
+    if column.endswith("_bytes"):
+        return memory(round(value))
+    if column.endswith(("seconds", "_s")):
+        return quantity(E2E, value)
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-def _copies(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[CopyPlace], str]] = {
-        "Copied in": lambda item: one_line(item.range),
-        "By": lambda item: one_line(item.operator) + (f" in {one_line(item.module)}" if item.module else ""),
-        "Calls": lambda item: f"{item.calls:g}",
-        "Size": lambda item: size(round(item.copied_bytes)),
-        "Time": lambda item: quantity(E2E, item.seconds),
-    }
-    caption = f"Copies of {one_line(stage.name)} per iteration"
-    return _details(caption, stage.copies.places, columns, (2, 3, 4), most=_MAX_PLACES)
-
-
-def _phases(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[PhaseMemory], str]] = {
-        "Phase": lambda item: one_line(item.name),
-        "Times": lambda item: str(item.times),
-        "Lasts": lambda item: quantity(E2E, item.duration_s),
-        "Peak host RSS": lambda item: memory(item.peak_host_rss_bytes),
-        "Peak allocated": lambda item: quantity("_bytes", item.peak_allocated_bytes),
-        "Peak reserved": lambda item: quantity("_bytes", item.peak_reserved_bytes),
-        "Added": lambda item: size_change(0, item.added_bytes),
-    }
-    return make_table(
-        f"Memory of {one_line(stage.name)} by phase",
-        stage.memory.phases,
-        columns,
-        range(1, 7),
-        folded=True,
-        only="page",
-    )
-
-
-def _tensors(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[LargeTensor], str]] = {
-        "Tensor": lambda item: one_line(item.where),
-        "Kind": lambda item: item.kind,
-        "Shape": lambda item: "-" if item.shape is None else " x ".join(map(str, item.shape[:8])),
-        "Type": lambda item: one_line(item.dtype or "-"),
-        "Size": lambda item: size(item.size_bytes),
-    }
-    caption = f"Largest tensors of {one_line(stage.name)} at its peak"
-    return _details(caption, stage.memory.largest, columns, (4,), most=_MAX_TENSORS)
-
-
-def _budgets(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[Budget], str]] = {
-        "Memory": lambda item: one_line(item.what),
-        "Budget": lambda item: quantity("_bytes", item.budget_bytes),
-        "Used": lambda item: size(item.used_bytes),
-        "Share": lambda item: "-" if item.used_fraction is None else f"{item.used_fraction:.1%}",
-    }
-    return _details(f"Budgets of {one_line(stage.name)}", stage.memory.budgets, columns, (1, 2, 3))
-
-
-def _limits(stages: Sequence[StageProfile]) -> Table | None:
-    """List the machine's limits, and how close each stage comes to them."""
-    roofs = [(stage.name, stage.roofline) for stage in stages if stage.roofline is not None]
-    columns: dict[str, Callable[[tuple[str, Roofline]], str]] = {
-        "Stage": lambda item: one_line(item[0]),
-        "Computes": lambda item: f"{item[1].flops / 1e9:.3g} GFLOP",
-        "Moves": lambda item: memory(round(item[1].moved_bytes)),
-        "Machine computes": lambda item: f"{item[1].flops_per_second / 1e9:.3g} GFLOP/s in {item[1].dtype}",
-        "Machine moves": lambda item: f"{item[1].copied_bytes_per_second / 2**30:.3g} GiB/s",
-        "At best": lambda item: quantity(E2E, item[1].bound_s, item[1].measured_s),
-        "Takes": lambda item: quantity(E2E, item[1].measured_s),
-        "Reached": lambda item: f"{item[1].fraction:.1%}",
-        "Limited by": lambda item: item[1].limit,
-    }
-    caption = "Distance to the machine's limits"
-    return make_table(caption, roofs, columns, range(1, 8), lead=caption)
-
-
-def _module_limits(stage: StageProfile) -> Table | None:
-    columns: dict[str, Callable[[RooflinePart], str]] = {
-        "Module": lambda item: one_line(item.module),
-        "Computes": lambda item: f"{item.flops / 1e9:.3g} GFLOP",
-        "Moves": lambda item: memory(round(item.moved_bytes)),
-        "At best": lambda item: quantity(E2E, item.bound_s),
-        "Limited by": lambda item: item.limit,
-    }
-    parts = stage.roofline.parts if stage.roofline else ()
-    return _details(f"Limits of {one_line(stage.name)} by module", parts, columns, (1, 2, 3), most=_MAX_PARTS)
-
-
-def _count_omitted(stage: StageProfile) -> Table | None:
-    omitted = stage.roofline.omitted if stage.roofline else ()
-    caption = f"Left out of the limits of {one_line(stage.name)}"
-    return make_table(caption, omitted, {"What": one_line}, (), folded=True, only="page")
-
-
-def _overhead(profile: Profile) -> Table | None:
-    columns: dict[str, Callable[[Overhead], str]] = {
-        "Time": lambda item: one_line(title(item.metric)),
-        "Unprofiled": lambda item: quantity(E2E, item.unprofiled_s),
-        "Profiled": lambda item: quantity(E2E, item.profiled_s, item.unprofiled_s),
-        "Ratio [95% CI]": lambda item: ratio(item.ratio, item.ci95),
-    }
-    caption = "Unprofiled and profiled iterations, interleaved"
-    return make_table(caption, profile.overhead, columns, (1, 2), lead=caption)
+def _table(
+    caption: str, items: Sequence[Any], columns: Columns, numeric: Iterable[int], **options: Any
+) -> Table | None:
+    """Return a table with a row per item; None without items."""
+    rows = tuple(tuple(_show(item, column) for column in columns.values()) for item in items)
+    return Table(caption, tuple(columns), rows, frozenset(numeric), **options) if rows else None
 
 
 def _details(
-    caption: str,
-    items: Sequence[T],
-    columns: dict[str, Callable[[T], str]],
-    numeric: Iterable[int],
-    most: int = _MAX_TEXT_ROWS,
+    caption: str, items: Sequence[Any], columns: Columns, numeric: Iterable[int], most: int = _MAX_TEXT_ROWS
 ) -> Table | None:
     """Return a folded table of the first items, in text of even fewer."""
-    return make_table(caption, items[:_MAX_ROWS], columns, numeric, folded=True, most=most)
+    return _table(caption, items[:_MAX_ROWS], columns, numeric, folded=True, most=most)

@@ -68,39 +68,22 @@ def origin_sections(
 
 def _environment(environment: Mapping[str, object], workload: Mapping[str, object]) -> list[Element]:
     """List machine, versions, variables, conditions, and the workload with its settings."""
-    parts: list[Element] = []
-    for key, title in _PARTS.items():
-        rows = tuple(_rows(mapping(environment.get(key))))
-        if rows:
-            parts.append(Facts(title, rows))
-    rows = tuple(_rows({key: value for key, value in workload.items() if key != "settings"}))
-    settings = tuple(_rows(mapping(workload.get("settings"))))
-    return [*parts, *([Facts("Workload", rows)] if rows else []), *([Facts("Settings", settings)] if settings else [])]
+    values = {title: mapping(environment.get(key)) for key, title in _PARTS.items()}
+    values["Workload"] = {key: value for key, value in workload.items() if key != "settings"}
+    values["Settings"] = mapping(workload.get("settings"))
+    return [Facts(title, tuple(rows)) for title, value in values.items() if (rows := _rows(value))]
 
 
 def _commands(command: Sequence[str], environment: Mapping[str, object]) -> list[Element]:
     """List the commit, the versions and the command."""
-    code = mapping(environment.get("code"))
-    versions = mapping(environment.get("versions"))
-    lines = []
-    commit = code.get("commit")
-    if isinstance(commit, str):
-        lines.append(f"git checkout {shlex.quote(commit)}")
-    pins = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
-    if pins:
-        lines.append(_fold_command(["pip", "install", *map(one_line, pins)]))
-    if command:
-        lines.append(_fold_command(command))
-    parts: list[Element] = []
-    if lines:
-        parts.append(Code("Commands", "\n".join(lines)))
-    sentences = []
-    if code.get("dirty") is True:
-        sentences.append("The code had changes that are in no commit.")
-    if "python" in versions:
-        sentences.append(
-            f"Python was {one_line(versions['python'])}, omni {one_line(code.get('omni', 'of an unknown version'))}."
-        )
+    code, versions = mapping(environment.get("code")), mapping(environment.get("versions"))
+    commit, omni = code.get("commit"), one_line(code.get("omni", "of an unknown version"))
+    pins = [one_line(f"{name}=={version}") for name, version in versions.items() if name != "python"]
+    lines = [f"git checkout {shlex.quote(commit)}"] if isinstance(commit, str) else []
+    lines += [_fold_command(words) for words in (["pip", "install", *pins] if pins else (), command) if words]
+    sentences = ["The code had changes that are in no commit."] if code.get("dirty") is True else []
+    sentences += [f"Python was {one_line(versions['python'])}, omni {omni}."] if "python" in versions else []
+    parts: list[Element] = [Code("Commands", "\n".join(lines))] if lines else []
     return [*parts, *([Paragraph(" ".join(sentences))] if sentences else [])]
 
 

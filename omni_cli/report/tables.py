@@ -77,9 +77,9 @@ def memory_lines(stages: Iterable[PlannedMemory]) -> list[str]:
             stage.name,
             stage.device,
             memory(stage.weights_bytes) if stage.weights_bytes else "unknown",
-            _adapters(stage),
-            _cache(stage),
-            "" if stage.share_bytes is not None else memory(stage.other_bytes),
+            _size(stage.adapters_bytes, "unknown") if stage.adapters_bytes != 0 else "",
+            _size(stage.kv_cache_bytes) if stage.share_bytes is None else f"the rest of {memory(stage.share_bytes)}",
+            _size(stage.other_bytes) if stage.share_bytes is None else "",
         )
         for stage in stages
     ]
@@ -88,13 +88,5 @@ def memory_lines(stages: Iterable[PlannedMemory]) -> list[str]:
     return align(lines, right=frozenset(range(2, len(shown))))
 
 
-def _adapters(stage: PlannedMemory) -> str:
-    if stage.adapters_bytes is None:
-        return "unknown"
-    return memory(stage.adapters_bytes) if stage.adapters_bytes else ""
-
-
-def _cache(stage: PlannedMemory) -> str:
-    if stage.share_bytes is not None:
-        return f"the rest of {memory(stage.share_bytes)}"
-    return "" if stage.kv_cache_bytes is None else memory(stage.kv_cache_bytes)
+def _size(num_bytes: int | None, absent: str = "") -> str:
+    return absent if num_bytes is None else memory(num_bytes)

@@ -63,18 +63,15 @@ def size_change(a_bytes: int, b_bytes: int) -> str:
     return ("-" if b_bytes < a_bytes else "+") + memory(abs(b_bytes - a_bytes))
 
 
-def interval(low: float, high: float, decimals: int) -> str:
-    return f"[{low:.{decimals}f}, {high:.{decimals}f}]"
-
-
 def ratio(value: float | None, bounds: tuple[float, float] | None) -> str:
     """Format `1.029 [1.021, 1.037]`, with decimals that fit the interval's width."""
     if value is None:
         return "-"
     if bounds is None:
         return f"{value:.3f} [n/a]"
-    decimals = _decimals(bounds[1] - bounds[0])
-    return f"{value:.{decimals}f} {interval(*bounds, decimals)}"
+    width = bounds[1] - bounds[0]
+    decimals = 3 if width <= 0 else min(max(1 - math.floor(math.log10(width)), 2), 5)
+    return f"{value:.{decimals}f} [{bounds[0]:.{decimals}f}, {bounds[1]:.{decimals}f}]"
 
 
 def percent(value: float, decimals: int = 1) -> str:
@@ -93,12 +90,6 @@ def percent_interval(value: float, bounds: tuple[float, float]) -> str:
 def limit(value: float) -> str:
     """`5%`, `0.5%`."""
     return f"{100 * value:g}%"
-
-
-def _decimals(width: float) -> int:
-    if width <= 0:
-        return 3
-    return min(max(2 - math.floor(math.log10(width)) - 1, 2), 5)
 
 
 def _digits(value: float, like: float) -> str:

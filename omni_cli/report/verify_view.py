@@ -89,17 +89,15 @@ def _details(row: Row) -> str:
     if row.logprob_diff is not None:
         noise = "" if row.noise is None else f", noise {row.noise.mean:.1g} and {row.noise.max:.1g}"
         parts.append(f"|Δ logprob| mean {row.logprob_diff.mean:.1g}, max {row.logprob_diff.max:.1g}{noise}")
-    if row.same_top is not None:
-        parts.append(f"same top token {row.same_top:.1%}")
-    if row.kl is not None and row.verdict != "equal":
-        parts.append(f"KL {row.kl:.1g}")
-    if row.max_abs_diff is not None and row.verdict == "equal":
-        parts.append("bit-identical" if row.max_abs_diff == 0 else f"max difference {row.max_abs_diff:.2g}")
-    if row.psnr_db is not None:
-        parts.append(f"PSNR {row.psnr_db:.1f} dB")
-    if row.log_mel_distance_db is not None:
-        parts.append(f"log-mel distance {row.log_mel_distance_db:.2f} dB")
-    return "; ".join(parts)
+    is_equal, largest = row.verdict == "equal", "max difference {:.2g}" if row.max_abs_diff else "bit-identical"
+    measures = {
+        "same top token {:.1%}": row.same_top,
+        "KL {:.1g}": None if is_equal else row.kl,
+        largest: row.max_abs_diff if is_equal else None,
+        "PSNR {:.1f} dB": row.psnr_db,
+        "log-mel distance {:.2f} dB": row.log_mel_distance_db,
+    }
+    return "; ".join([*parts, *(text.format(value) for text, value in measures.items() if value is not None)])
 
 
 def _token(text: str, probability: float | None) -> str:

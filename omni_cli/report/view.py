@@ -5,12 +5,10 @@ One function per kind of record makes its view; `renderers` and `html.page` show
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from msgspec import Struct, field
-
-T = TypeVar("T")
 
 Tone = Literal["good", "bad", "open", "plain"]
 Output = Literal["text", "page"]
@@ -311,11 +309,3 @@ def sentence(text: str) -> str:
     if not text.partition(" ")[0].endswith(":"):
         text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else text + "."
-
-
-def make_table(
-    caption: str, items: Sequence[T], columns: Mapping[str, Callable[[T], str]], numeric: Iterable[int], **options: Any
-) -> Table | None:
-    """Return a table with a row per item, each column given by its head and its cell; None without items."""
-    rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
-    return Table(caption, tuple(columns), rows, frozenset(numeric), **options) if rows else None

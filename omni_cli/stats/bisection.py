@@ -18,8 +18,8 @@ their verdicts are certain.
 from __future__ import annotations
 
 import math
-from enum import Enum
 from statistics import NormalDist, fmean
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -40,6 +40,9 @@ LOADS_SD = 0.007
 
 _CERTAIN = 20.0  # log odds
 _NUM_SPARE = 6  # comparisons beyond three for each halving
+
+Outcome = Literal["found", "narrowed", "no regression", "inconclusive", "not comparable"]
+"""The result of a search. `narrowed`: several commits are left, of which one is to blame."""
 
 _WORSE: tuple[GateVerdict, ...] = ("regression", "output mismatch")
 BROKEN_VERDICTS: tuple[GateVerdict, ...] = ("failed", "not comparable")
@@ -74,16 +77,6 @@ class NextTrial(msgspec.Struct, frozen=True):
     limit: float | None
     budget_s: float
     alpha: float
-
-
-class SearchOutcome(Enum):
-    """The result of a search. `NARROWED`: several commits are left, of which one is to blame."""
-
-    FOUND = "found"
-    NARROWED = "narrowed"
-    NO_REGRESSION = "no regression"
-    INCONCLUSIVE = "inconclusive"
-    NOT_COMPARABLE = "not comparable"
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -162,20 +155,20 @@ class Search(msgspec.Struct, frozen=True):
         assert final is not None, "the search has not ended"
         return final
 
-    def outcome(self) -> SearchOutcome:
+    def outcome(self) -> Outcome:
         """Return the result of a search without a next step."""
         ends = self.trial(0, self.last)
         assert ends is not None, "the search has not ended"
         if ends.verdict in _WORSE:
             low, high = self.bounds
             if high - low > 1:
-                return SearchOutcome.NARROWED
+                return "narrowed"
             final = self.trial(low, high)
             is_found = final is not None and not self._contradicts(final)
-            return SearchOutcome.FOUND if is_found else SearchOutcome.INCONCLUSIVE
+            return "found" if is_found else "inconclusive"
         if ends.verdict in BROKEN_VERDICTS:
-            return SearchOutcome.NOT_COMPARABLE
-        return SearchOutcome.NO_REGRESSION if ends.verdict == "pass" else SearchOutcome.INCONCLUSIVE
+            return "not comparable"
+        return "no regression" if ends.verdict == "pass" else "inconclusive"
 
     @property
     def _broken_commits(self) -> frozenset[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
 from statistics import NormalDist
 
 import msgspec
@@ -103,7 +102,7 @@ def pair_blocks(a: Variant, b: Variant, metric: str, *, interleaved: bool) -> Pa
     if metric not in RESOLUTION and not is_energy(metric) and not any(value for values in pairs for _, value in values):
         return None
     queues = [queue_times(variant, metric) for variant in (a, b)]
-    (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), pairs, queues, [metric] * 2)
+    (blocks_a, logs_a, floor_a), (blocks_b, logs_b, floor_b) = map(_block_logs, (a, b), queues, [metric] * 2)
     places = compare_queues(*queues)
     has_places = places is not None and places.size > 0
     if places is not None and queues[0] is not None and has_places:
@@ -163,10 +162,7 @@ def block_medians(variant: Variant, metric: str) -> tuple[np.ndarray, np.ndarray
 
     Those of counts and rates are means.
     """
-    return _block_medians(get_values(variant, metric), is_counted(variant, metric))
-
-
-def _block_medians(pairs: Sequence[tuple[int, float]], counted: bool) -> tuple[np.ndarray, np.ndarray]:
+    pairs = get_values(variant, metric)
     if not pairs:
         return np.empty(0, np.int64), np.empty(0)
     blocks = np.array([block for block, _ in pairs], np.int64)
@@ -174,7 +170,7 @@ def _block_medians(pairs: Sequence[tuple[int, float]], counted: bool) -> tuple[n
     order = np.lexsort((values, blocks))
     names, starts, counts = np.unique(blocks[order], return_index=True, return_counts=True)
     ranked = values[order]
-    if counted:
+    if is_counted(variant, metric):
         return names, np.add.reduceat(ranked, starts) / counts
     return names, (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) / 2
 
@@ -244,13 +240,11 @@ def compare_queues(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | N
     return math.log(b.sum() / a.sum()) + _PLACES * added
 
 
-def _block_logs(
-    variant: Variant, pairs: Sequence[tuple[int, float]], queue: np.ndarray | None, metric: str
-) -> tuple[np.ndarray, np.ndarray, float]:
+def _block_logs(variant: Variant, queue: np.ndarray | None, metric: str) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (blocks, logs float64 (n,), least error) of the values of blocks; of counts the logarithm for all windows
     plus what each block adds, since a window may have none, and the error by two requests of another outcome."""
     if metric not in COUNTED_METRICS:
-        blocks, medians = _block_medians(pairs, is_counted(variant, metric))
+        blocks, medians = block_medians(variant, metric)
         if queue is not None:
             blocks, medians = blocks[:1], np.median(queue, keepdims=True)
         with np.errstate(divide="ignore"):

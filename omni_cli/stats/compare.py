@@ -233,14 +233,13 @@ def _judge(empty: Comparison, estimate: Estimate, level: float) -> Comparison:
     if verdict == "inconclusive":
         gap = abs(abs(estimate.centre) - math.log1p(empty.margin))
         needed = blocks_needed(estimate, blocks, gap, level)
-    return replace(comparison, ci95=_ratios(interval), verdict=verdict, blocks_needed=needed)
+    return replace(comparison, ci95=get_ratios(interval), verdict=verdict, blocks_needed=needed)
 
 
-def _ratios(interval: tuple[float, float]) -> tuple[float, float] | None:
+def get_ratios(interval: Bounds, farthest: float = _FARTHEST) -> Bounds | None:
     """Convert an interval of log ratios to ratios; None if it is not bounded, or too wide."""
-    if not all(abs(bound) < _FARTHEST for bound in interval):
-        return None
-    return math.exp(interval[0]), math.exp(interval[1])
+    is_near = all(abs(bound) < farthest for bound in interval)
+    return (math.exp(interval[0]), math.exp(interval[1])) if is_near else None
 
 
 def memory_peaks(a: Variant, b: Variant, margin: float) -> tuple[MemoryPeak, ...]:
@@ -340,21 +339,19 @@ class NoiseError(OmniError):
     exit_code = ExitCode.INCONCLUSIVE
 
 
-def self_check(variant: Variant, metric: str = E2E, planned: int | None = None, level: float = ALPHA) -> SelfCheck:
+def self_check(variant: Variant) -> SelfCheck:
     """Halve the runs of one variant in ABBA order within each pair of blocks and compare the halves.
 
-    `planned` is the number of blocks of the real comparison; by default, that of the variant. Raises `NoiseError` for
-    fewer than `MIN_BLOCKS` blocks of runs.
+    Raises `NoiseError` for fewer than `MIN_BLOCKS` blocks of runs.
     """
-    pairs = pair_blocks(*_halves(variant), metric, interleaved=True)
+    pairs = pair_blocks(*_halves(variant), E2E, interleaved=True)
     blocks = 0 if pairs is None else len(pairs)
     if pairs is None or blocks < MIN_BLOCKS:
         message = f"a self-check needs {MIN_BLOCKS} blocks of `{variant.name}`, there are {blocks}"
         raise NoiseError(message, hint="raise `--num-iters` or `--time-budget`")
     estimate = _estimate(pairs)
-    low, high = (math.exp(bound) for bound in estimate.interval(level))
-    detectable = minimum_detectable(estimate, blocks, planned or blocks, level)
-    return SelfCheck(math.exp(estimate.centre), (low, high), detectable, planned or blocks)
+    low, high = (math.exp(bound) for bound in estimate.interval(ALPHA))
+    return SelfCheck(math.exp(estimate.centre), (low, high), minimum_detectable(estimate, blocks, blocks), blocks)
 
 
 def refuse_limits_below(check: SelfCheck, limits: dict[str, float]) -> None:

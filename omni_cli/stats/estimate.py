@@ -43,16 +43,12 @@ class Estimate:
     units: int
     deviations: np.ndarray = field(repr=False, compare=False)
 
-    def quantile(self, level: float) -> float:
-        """Return the half width of the interval of coverage 1 - `level` in standard errors; may be infinite."""
-        index = math.ceil((1 - level) * len(self.deviations)) - 1
-        return float(self.deviations[min(max(index, 0), len(self.deviations) - 1)])
-
     def half_width(self, level: float) -> float:
         """Return half the interval's width: 0 if all blocks are equal, infinite for a single block."""
         if self.standard_error in (0, math.inf):
             return self.standard_error
-        return self.quantile(level) * self.standard_error
+        index = math.ceil((1 - level) * len(self.deviations)) - 1
+        return float(self.deviations[min(max(index, 0), len(self.deviations) - 1)]) * self.standard_error
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval of coverage 1 - `level`."""

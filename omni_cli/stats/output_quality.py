@@ -152,7 +152,7 @@ def kept_arrays(outputs: Iterable[KeptOutput]) -> dict[str, np.ndarray]:
     for output in outputs:
         try:
             if output.kind == "audio":
-                arrays[output.name], rate = _samples(output.data)
+                arrays[output.name], rate = read_wav(output.data)
                 arrays[output.name + RATE] = np.array(rate)
             else:
                 pixels = _pixels(output.data)
@@ -165,9 +165,12 @@ def kept_arrays(outputs: Iterable[KeptOutput]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _samples(data: bytes) -> tuple[np.ndarray, int]:
+def read_wav(data: bytes, full_scale: int = 32767) -> tuple[np.ndarray, int]:
+    """Return the samples of 16 bits, float32 (num_samples,) or (num_samples, channels), and their rate."""
     with wave.open(io.BytesIO(data)) as file:
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32767
+        if file.getsampwidth() != 2:
+            raise ValueError(f"the sound has samples of {8 * file.getsampwidth()} bits, not 16")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / full_scale
         channels, rate = file.getnchannels(), file.getframerate()
     return samples if channels == 1 else samples.reshape(-1, channels), rate
 

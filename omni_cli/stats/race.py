@@ -29,6 +29,7 @@ from omni_cli.records.record import Variant
 from omni_cli.records.results import Bounds
 from omni_cli.records.tune_record import Candidate, Standing, State, TuneRecord
 from omni_cli.stats.blocks import block_medians, get_values
+from omni_cli.stats.compare import get_ratios
 from omni_cli.stats.estimate import TRIM
 from omni_cli.stats.sequential import ALPHA, spend_alpha
 
@@ -314,7 +315,7 @@ def _standing(candidate: Candidate, record: TuneRecord, race: Race, winner: str 
         starts=len(starts),
         value=statistics.median(values) if values else None,
         ratio=math.exp(gap.centre) if gap is not None and known else 1.0 if name == winner else None,
-        ci95=_ratios(gap) if gap is not None else None,
+        ci95=get_ratios(gap.ci95, 50.0) if gap is not None and gap.ci95 is not None else None,
         memory_bytes=max(peaks, default=None),
         outputs=candidate.outputs,
         problem=candidate.problem,
@@ -332,12 +333,6 @@ def _state(candidate: Candidate, record: TuneRecord, race: Race, winner: str | N
     if gap.ci95 is not None and gap.ci95[0] > 0:
         return "worse"
     return "open" if candidate.name in race.rivals else "no worse"
-
-
-def _ratios(gap: Gap) -> Bounds | None:
-    if gap.ci95 is None or not all(abs(bound) < 50 for bound in gap.ci95):
-        return None
-    return math.exp(gap.ci95[0]), math.exp(gap.ci95[1])
 
 
 def peak_bytes(variant: Variant) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from msgspec import UNSET, Struct, field
@@ -44,8 +44,11 @@ NARROW = 0.01
 
 
 class ComparisonSpec(Struct, frozen=True):
-    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants;
-    `strict`: servers under unequal conditions are not comparable."""
+    """The comparisons of a measurement. Limits apply to the one with `baseline`, or without it to the variants.
+
+    `allowed` names fields of environment, workload or settings in which two records may differ. `strict`: servers under
+    unequal conditions are not comparable.
+    """
 
     limits: GateLimits | None = None
     metrics: tuple[str, ...] | None = None
@@ -57,19 +60,10 @@ class ComparisonSpec(Struct, frozen=True):
     def report(self, record: Record) -> BenchmarkReport:
         """Compute all comparisons. Raises `UsageError` for an unknown metric."""
         within = against_baseline = None
-        metrics = None if self.metrics is None else list(self.metrics)
         if len(record.variants) > 1:
-            limits = self.limits if self.baseline is None else None
-            within = compare_within(record, limits=limits, metrics=metrics, margin=self.margin)
+            within = compare_within(record, self if self.baseline is None else replace(self, limits=None))
         if self.baseline is not None:
-            against_baseline = compare_records(
-                self.baseline,
-                record,
-                limits=self.limits,
-                metrics=metrics,
-                margin=self.margin,
-                allowed=self.allowed,
-            )
+            against_baseline = compare_records(self.baseline, record, self)
         report = BenchmarkReport(record, within, against_baseline)
         return _refuse_unequal(report) if self.strict else report
 
@@ -87,13 +81,17 @@ class ComparisonSpec(Struct, frozen=True):
         report = self.report(record)
         if report.results:
             return all(result.is_decided for result in report.results)
-        return all(_is_narrow(summarise(variant, E2E)) for variant in record.variants)
+        summaries = [summarise(variant, E2E) for variant in record.variants]
+        return all(s and s.ci95 and s.ci95[1] - s.ci95[0] <= 2 * NARROW * s.median for s in summaries)
 
     def mismatches(self, record: Record) -> tuple[Difference, ...]:
         """Return what rules out comparing the baseline with a record of this machine and workload, before measuring."""
         if self.baseline is None:
             return ()
         return split_allowed(record_mismatches(self.baseline, record), self.allowed)[0]
+
+
+_DEFAULT_SPEC = ComparisonSpec()
 
 
 class BenchmarkReport(Struct, frozen=True, dict=True):
@@ -152,13 +150,6 @@ def _refuse_unequal(report: BenchmarkReport) -> BenchmarkReport:
         return result and replace(result, mismatches=(*result.mismatches, *as_differences(unequal)))
 
     return replace(report, within=refuse(report.within), against_baseline=refuse(report.against_baseline))
-
-
-def _is_narrow(summary: Summary | None) -> bool:
-    if summary is None or summary.ci95 is None:
-        return False
-    low, high = summary.ci95
-    return high - low <= 2 * NARROW * summary.median
 
 
 def own_report(record: Record) -> BenchmarkReport:
@@ -261,71 +252,44 @@ class ComparisonResult(Struct, frozen=True, dict=True):
         return tuple(item for pair in self.pairs for item in pair.comparisons)
 
 
-def compare_within(
-    record: Record,
-    *,
-    limits: GateLimits | None = None,
-    metrics: Sequence[str] | None = None,
-    margin: float = MARGIN,
-) -> ComparisonResult:
+def compare_within(record: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> ComparisonResult:
     """Compare each further variant of a record with its first one. Raises `UsageError` for an unknown metric."""
     first, *others = record.variants
     failures = failed_variants(record.variants)
     if not failures:
-        _check_shared(metrics, [(first, other) for other in others])
-    pairs = tuple(_pair(first, other, [record], metrics, margin) for other in others)
+        _check_shared(spec.metrics, [(first, other) for other in others])
+    pairs = tuple(_pair(first, other, [record], replace(spec, allowed=())) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
-    return ComparisonResult(pairs, mismatches, failures=failures, limits=limits)
+    return ComparisonResult(pairs, mismatches, failures=failures, limits=spec.limits)
 
 
-def compare_records(
-    a: Record,
-    b: Record,
-    *,
-    limits: GateLimits | None = None,
-    metrics: Sequence[str] | None = None,
-    margin: float = MARGIN,
-    allowed: Iterable[str] = (),
-) -> ComparisonResult:
+def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> ComparisonResult:
     """Compare the variants of `b` with those of `a`: by name, or the only one with the only one.
 
-    `allowed` names fields of environment, workload or settings that may differ. Raises `UsageError` for an unknown
-    metric and `InputError` if no variants match.
+    Raises `UsageError` for an unknown metric and `InputError` if no variants match.
     """
     matched, unmatched = _match_variants(a, b)
-    allowed = tuple(allowed)
-    mismatches, excused = split_allowed(record_mismatches(a, b), allowed)
+    mismatches, excused = split_allowed(record_mismatches(a, b), spec.allowed)
     failures = (*failed_variants(a.variants, " of A"), *failed_variants(b.variants, " of B"))
     if not mismatches and not failures:
-        _check_shared(metrics, matched)
-    pairs = tuple(_pair(*pair, [a, b], metrics, margin, allowed, find_doubt((a, b), pair, margin)) for pair in matched)
+        _check_shared(spec.metrics, matched)
+    pairs = tuple(_pair(*pair, [a, b], spec, find_doubt((a, b), pair, spec.margin)) for pair in matched)
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
+    found = [*mismatches, *(item for pair in pairs for item in pair.mismatches)]
     return ComparisonResult(
         pairs,
-        _unique([*mismatches, *(item for pair in pairs for item in pair.mismatches)]),
+        tuple(item for number, item in enumerate(found) if item not in found[:number]),
         (*excused, *code_differences(a, b)),
         unmatched,
         failures,
         tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone)),
-        limits,
+        spec.limits,
         tool,
     )
 
 
-def _unique(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    return tuple(item for number, item in enumerate(differences) if item not in differences[:number])
-
-
-def _pair(
-    a: Variant,
-    b: Variant,
-    records: Sequence[Record],
-    metrics: Sequence[str] | None,
-    margin: float,
-    allowed: tuple[str, ...] = (),
-    doubt: Doubt | None = None,
-) -> Pair:
+def _pair(a: Variant, b: Variant, records: Sequence[Record], spec: ComparisonSpec, doubt: Doubt | None = None) -> Pair:
     """Compare two variants of one record or of two."""
     (a, b), same_record = map(whole_windows, (a, b)), len(records) == 1
     settings = settings_differences(a, b)
@@ -333,22 +297,22 @@ def _pair(
     is_whole = all(variant.samples and not variant.failure for variant in (a, b))
     work = work_differences(a, b) if is_whole else ()
     unexplained = () if changes_work(settings) else work
-    mismatches, differences = split_allowed(unexplained, allowed)
+    mismatches, differences = split_allowed(unexplained, spec.allowed)
     if not same_record and a.name == b.name:
         # Variants of the same name have the same configuration, so that other settings are an error.
-        forbidden, settings = split_allowed(settings, allowed)
+        forbidden, settings = split_allowed(settings, spec.allowed)
         mismatches += forbidden
     estimates = compare_variants(
         a,
         b,
         same_record=same_record,
         sampling=[record.sampling for record in records],
-        metrics=metrics,
-        margin=margin,
+        metrics=spec.metrics,
+        margin=spec.margin,
         doubt=doubt,
         block_s=0.0 if any(record.workload.get("tool") for record in records) else block_time(a, b),
     )
-    memory, outputs = memory_peaks(a, b, margin), compare_outputs(a, b, records)
+    memory, outputs = memory_peaks(a, b, spec.margin), compare_outputs(a, b, records)
     work = () if unexplained else work
     unequal = inequalities(a, b) if all(map(is_of_server, records)) else ()
     comparisons = tuple(

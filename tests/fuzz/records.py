@@ -48,7 +48,7 @@ def originals() -> dict[str, str]:
     limits = GateLimits({"e2e_s": 0.05})
     answered = ComparisonSpec(limits).report(record(*pair(blocks=4, slowdown=1.2))).complete_record()
     alone = record(*pair(blocks=2)[:1])
-    result = compare_within(record(*pair(blocks=4)), limits=limits)
+    result = compare_within(record(*pair(blocks=4)), ComparisonSpec(limits=limits))
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
     documents = {
         "bench": with_digest(answered),

@@ -11,19 +11,19 @@ ROOT = Path(omni_cli.__file__).parent
 LINES = {
     "backends": 9_550,
     "checkpoints": 3_200,
-    "cli": 7_150,
+    "cli": 7_050,
     "config": 2_950,
     "core": 1_350,
     "engine": 4_250,
-    "measure": 11_400,
+    "measure": 11_200,
     "models": 12_300,
     "openai_api": 1_600,
-    "records": 2_850,
-    "report": 4_400,
+    "records": 2_800,
+    "report": 4_250,
     "requests": 4_900,
     "serve": 5_950,
     "stage": 1_350,
-    "stats": 3_800,
+    "stats": 3_700,
 }
 SLACK = 300
 

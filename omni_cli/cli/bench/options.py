@@ -14,7 +14,7 @@ from omni_cli.cli.options import (
     argument,
     check_output_files,
     option,
-    positive_seconds,
+    seconds_option,
     shared_option,
 )
 from omni_cli.cli.profile_choice import profile_source
@@ -101,10 +101,8 @@ class MeasureOptions(GateOptions):
     num_iters_warmup: int = option(
         "--num-iters-warmup N", "Warm-up iterations or windows, not counted; at least 1 is run.", default=3, min=0
     )
-    time_budget: float | None = option(
-        "--time-budget SECONDS",
-        "Time for measuring, without loading. Default: 60 per comparison.",
-        callback=positive_seconds,
+    time_budget: float | None = seconds_option(
+        "--time-budget SECONDS", "Time for measuring, without loading. Default: 60 per comparison."
     )
     output_json: Path | None = option(
         "--output-json FILE", "Save the record with all samples, again after every block."

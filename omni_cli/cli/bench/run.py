@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec.structs import replace
 
 from omni_cli.cli.bench.options import MeasureOptions
-from omni_cli.cli.options import DEFAULT_MARGIN, read_fraction, refuse_failed, write_report
+from omni_cli.cli.options import refuse_failed, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
@@ -42,27 +42,13 @@ if TYPE_CHECKING:
     from omni_cli.measure.bench.protocol import Loading
 
 
-def read_spec(
-    options: MeasureOptions,
-    limits: GateLimits | None,
-    *,
-    margin: str = DEFAULT_MARGIN,
-    allowed: Sequence[str] | None = None,
-    strict: bool = False,
-) -> ComparisonSpec:
+def read_spec(options: MeasureOptions, limits: GateLimits | None) -> ComparisonSpec:
     """Read the comparisons from the options. Raises `OmniError` for a baseline that failed or is no complete record."""
     check_names(options.metric or ())
     baseline = None if options.baseline is None else load_record(options.baseline)
     if options.baseline and baseline:
         refuse_failed(baseline, options.baseline)
-    return ComparisonSpec(
-        limits=limits,
-        metrics=tuple(options.metric) if options.metric else None,
-        margin=read_fraction("--margin", margin),
-        baseline=baseline,
-        allowed=tuple(allowed or ()),
-        strict=strict,
-    )
+    return ComparisonSpec(limits, tuple(options.metric) if options.metric else None, baseline=baseline)
 
 
 def measure(
@@ -95,11 +81,11 @@ def measure(
         if not isinstance(failure, VariantError):
             raise failure
         stopped = failure
-    if stopped is not None and not benchmark.has_samples:
+    if stopped is not None and not plan.builder.has_samples:
         raise stopped
     if weights and stopped is None:
         try:
-            benchmark.add_model_based(weights)
+            plan.builder.add_model_based(weights)
         except OmniError as error:
             stopped = error
     return _report(benchmark, options, stopped)

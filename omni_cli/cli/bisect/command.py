@@ -17,8 +17,8 @@ from omni_cli.cli.options import (
     TimeoutOption,
     argument,
     option,
-    positive_seconds,
     read_fraction,
+    seconds_option,
 )
 from omni_cli.cli.profile_choice import fetch_model
 from omni_cli.cli.terminal import console
@@ -62,11 +62,10 @@ class BisectOptions(WorkloadOptions):
     num_iters_warmup: int = option(
         "--num-iters-warmup N", "Warm-up iterations per load, not counted; at least 1 is run.", default=3, min=0
     )
-    time_budget: float = option(
+    time_budget: float = seconds_option(
         "--time-budget SECONDS",
         "Time for measuring two commits; up to 16 times as long on a noisy machine.",
         default=DEFAULT_BUDGET_S,
-        callback=positive_seconds,
     )
     cache_dir: Path | None = option("--cache-dir DIR", "Folder for worktrees and searches. Default: omni's cache.")
     timeout: TimeoutOption = None
@@ -147,7 +146,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     if options.command is None:
         from omni_cli.measure.bench.commits import find_commit
 
-        repository, _ = (find_commit(ref).repository for ref in (options.good, options.bad))
+        repository, _ = (find_commit(ref)[0] for ref in (options.good, options.bad))
         plan, workload = _profile_plan(options, command)
     else:
         program = Program(options.command, options.duration)
@@ -157,7 +156,7 @@ def _bisection(options: BisectOptions, criterion: Criterion) -> Bisection:
     root = (options.cache_dir or cache_folder().with_name("bisect")).resolve()
     own = root / f"{repository.name}-{get_digest(str(repository)).removeprefix('sha256:')[:8]}"
     built = get_digest(options.build).removeprefix("sha256:")[:8] if options.build else "sources"
-    spec = {"workload": workload, **criterion.describe()}
+    spec = {"workload": workload, **dataclasses.asdict(criterion)}
     return Bisection(
         SearchFolder(own, spec, commits),
         Worktrees(repository, own / "worktrees" / built, options.build),

@@ -6,19 +6,18 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Message
 
 from omni_cli.cli.artifacts import ArtifactWriter
 from omni_cli.cli.generate.options import GenerateOptions
 from omni_cli.cli.generate.printers import BlockPrinter, Printer
-from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, RunOutcome
+from omni_cli.cli.generate.run import MAX_REQUESTS_IN_FLIGHT, BaseRun, BatchLine, RunOutcome
 from omni_cli.cli.serve import make_engine
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.progress import ProgressDisplay
@@ -37,13 +36,6 @@ from omni_cli.serve.supervisor import Supervisor
 _URLS = (Route.CHAT, Route.COMPLETIONS, Route.RESPONSES, Route.IMAGES)
 
 
-class BatchLine(Struct, frozen=True):
-    request_id: str
-    place: str
-    url: str
-    body: bytes
-
-
 def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
     """Yield the lines of a batch file; one that is wrong is a `BadRequest`."""
     taken: dict[str, str] = {}
@@ -60,9 +52,11 @@ def read_batch(path: Path) -> Iterator[BatchLine | BadRequest]:
 
 
 @dataclass(kw_only=True)
-class BatchFileRun(BaseRun[Supervisor, BatchLine | BadRequest]):
+class BatchFileRun(BaseRun):
     """Starts the engine below a server's routes, `app`, and sends all lines."""
 
+    worker: Supervisor
+    requests: Sequence[BatchLine | BadRequest]
     app: ASGIApp
 
     async def _work(self) -> None:

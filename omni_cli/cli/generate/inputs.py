@@ -22,12 +22,13 @@ from omni_cli.requests.jsonl import read_requests
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.requests.pipeline_call import SOUND_FIELDS
 from omni_cli.requests.request_spec import FILE_FIELDS, BadRequest, RequestSpec, build_request, check_fields, get_spec
-from omni_cli.requests.value_types import FileKind, describe_types
+from omni_cli.requests.value_types import describe_types
 
 if TYPE_CHECKING:
     from omni_cli.cli.generate.run import PendingRequest
 
 _INPUTS_SCHEMA = "omni.inputs/1"
+_ARG_VALUES = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}
 MAX_STDIN_BYTES = 16 * 1024 * 1024
 # Decoded inputs beyond this size are dropped, and decoded again when their request begins.
 MAX_HELD_BYTES = 512 * 1024 * 1024
@@ -207,7 +208,8 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
     for name in sorted(filter(call.is_listed, call.arguments), key=lambda name: call.get_field(name) == "arg"):
         argument, field, own = call.arguments[name], call.get_field(name), preset.get(name)
         default = None if argument.is_required else repr(argument.default)
-        option = _arg_option(name, argument.file_kind) if field == "arg" else options[field][0]
+        value = _ARG_VALUES.get(argument.file_kind or "", "VALUE")
+        option = f"--arg {name}={value}" if field == "arg" else options[field][0]
         rows.append(
             InputRow(
                 option,
@@ -225,11 +227,6 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
             rows.append(InputRow(option, field, kind, None, False))
     seed = InputRow("--seed N", "seed", "int", str(config.seed), False)
     return [*rows, seed]
-
-
-def _arg_option(name: str, kind: FileKind | None) -> str:
-    value = {"image": "@FILE", "media": "@FILE", "tensor": "@FILE.npy"}.get(kind or "", "VALUE")
-    return f"--arg {name}={value}"
 
 
 def _field_rows(capabilities: Capabilities) -> list[InputRow]:

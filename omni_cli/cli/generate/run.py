@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,36 +43,14 @@ from omni_cli.requests.request_spec import BadRequest, RequestSpec
 
 # Not needed to answer a wrong option.
 if TYPE_CHECKING:
-    from omni_cli.engine.omni_llm import OmniLLM  # noqa: F401 - named in a base class below
-    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob  # noqa: F401 - named in a base class below
+    from omni_cli.engine.omni_llm import OmniLLM
+    from omni_cli.engine.replicas.batch_job import BatchAnswer, BatchJob
+    from omni_cli.serve.supervisor import Supervisor
 
 
 _MODALITIES: Mapping[type[Output], Modality] = {
     TextOutput: "text", AudioOutput: "audio", ImageOutput: "image", VideoOutput: "video", TensorOutput: "tensor"
 }  # fmt: skip
-
-
-class RequestWorker(Protocol):
-    """The part of an engine that every run needs."""
-
-    @property
-    def stages(self) -> tuple[StageInfo, ...]: ...
-
-    async def close(self) -> None: ...
-
-
-class RequestEntry(Protocol):
-    """A request to run, or the reason why it cannot run."""
-
-    @property
-    def request_id(self) -> str: ...
-
-    @property
-    def place(self) -> str | None: ...
-
-
-WorkerT = TypeVar("WorkerT", bound=RequestWorker)
-RequestT = TypeVar("RequestT", bound=RequestEntry)
 
 
 class RunOutcome(Struct, frozen=True):
@@ -95,14 +73,14 @@ class RunOutcome(Struct, frozen=True):
 
 
 @dataclass(kw_only=True)
-class BaseRun(ABC, Generic[WorkerT, RequestT]):
+class BaseRun(ABC):
     """Runs requests, writes their outputs and closes the worker; use it once.
 
     `_ready_at` is when the engine was ready, `_ended_at` when the last request ended.
     """
 
-    worker: WorkerT
-    requests: Sequence[RequestT]
+    worker: OmniLLM | BatchJob | Supervisor
+    requests: Sequence[PendingRequest | RequestSpec | BatchLine | BadRequest]
     writer: ArtifactWriter
     printer: Printer
     progress: ProgressDisplay
@@ -125,11 +103,9 @@ class BaseRun(ABC, Generic[WorkerT, RequestT]):
             stopped = failure
         elif failure is not None:
             raise failure
-        return RunOutcome(self._all_records(stopped), self._stages, self._requests_s(), stopped)
-
-    def _requests_s(self) -> float:
-        """The seconds of the requests, without loading before and closing after them."""
-        return 0.0 if self._ready_at is None else max(self._ended_at - self._ready_at, 0.0)
+        # Without loading before the requests and closing after them.
+        total_s = 0.0 if self._ready_at is None else max(self._ended_at - self._ready_at, 0.0)
+        return RunOutcome(self._all_records(stopped), self._stages, total_s, stopped)
 
     async def _work_and_close(self) -> None:
         try:
@@ -199,8 +175,21 @@ class PendingRequest(Struct, frozen=True):
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
-class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
+@dataclass(frozen=True)
+class BatchLine:
+    """A line of OpenAI's batch form."""
+
+    request_id: str
+    place: str
+    url: str
+    body: bytes
+
+
+class GenerateRun(BaseRun):
     """Starts the engine and sends all requests."""
+
+    worker: OmniLLM
+    requests: Sequence[PendingRequest | BadRequest]
 
     async def _work(self) -> None:
         if not self._end_bad_requests():
@@ -265,9 +254,11 @@ class GenerateRun(BaseRun["OmniLLM", PendingRequest | BadRequest]):
 
 
 @dataclass(kw_only=True)
-class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
+class ReplicatedRun(BaseRun):
     """Records every finished request immediately; requests that an earlier run recorded are not run again."""
 
+    worker: BatchJob
+    requests: Sequence[RequestSpec | BadRequest]
     finished: FinishedRequests
 
     async def _work(self) -> None:
@@ -286,7 +277,9 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
                 self.progress.handle(RequestResult(spec.request_id, (), ()))
         if len(open_specs) < len(specs):
             done = count(len(specs) - len(open_specs), "request")
-            self._print_note(f"{done} of {len(specs)} done before: {self.finished.path}")
+            self.progress.hide()
+            console.print_note(f"{done} of {len(specs)} done before: {self.finished.path}")
+            self.progress.show()
         if not open_specs:
             return
         for stage in self.worker.config.stages:
@@ -310,8 +303,3 @@ class ReplicatedRun(BaseRun["BatchJob", RequestSpec | BadRequest]):
         result, outputs = answer.result, tuple(self._written[index])
         record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
         self._end(index, replace(record, notes=result.notes))
-
-    def _print_note(self, message: str) -> None:
-        self.progress.hide()
-        console.print_note(message)
-        self.progress.show()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from omni_cli.cli.loadtest.options import DEFAULT_LEN, MAX_REQUESTS, LoadtestOptions, without_key
-from omni_cli.cli.options import reach
+from omni_cli.cli.options import reach, read_fraction
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import UsageError
 from omni_cli.stats.estimate import MIN_BLOCKS
@@ -44,7 +44,8 @@ def loadtest(options: LoadtestOptions) -> int:
     count = check_counts(urls, traffics, workload.num_requests)
     if limits is not None and count == 1 and options.baseline is None:
         raise UsageError("a limit needs a baseline", hint="add a second URL, `--baseline` or `--vary`")
-    spec = read_spec(options, limits, margin=options.margin, allowed=options.allow_difference, strict=options.strict)
+    spec, margin = read_spec(options, limits), read_fraction("--margin", options.margin)
+    spec = replace(spec, margin=margin, allowed=tuple(options.allow_difference or ()), strict=options.strict)
     budget_s = options.budget_s(count)
     options.check_files()
     plan_of = partial(
@@ -123,7 +124,7 @@ def _find_max_rate(
     workload: ServerWorkload,
     plan_of: Callable[[list[Traffic], ServerWorkload], AbstractContextManager[Plan]],
 ) -> int:
-    from omni_cli.cli.loadtest.max_rate import find_max_rate
+    from omni_cli.cli.loadtest.max_rate import RateFinder
     from omni_cli.cli.loadtest.reading import check_max_rate
     from omni_cli.measure.loadtest.traffic import MIN_REQUESTS, ClosedLoop, OpenLoop
     from omni_cli.measure.loadtest.window import get_window
@@ -146,4 +147,4 @@ def _find_max_rate(
     def alone() -> AbstractContextManager[Plan]:
         return plan_of([ClosedLoop(1)], replace(workload, num_requests=MIN_REQUESTS, load={}))
 
-    return find_max_rate(plan, alone, size, options, target, first)
+    return RateFinder(plan, alone, size, options, target).run(first)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -38,8 +39,7 @@ from omni_cli.stats.saturation import (
 )
 
 _FIRST, _LOWEST, _GROWTH = 4.0, 0.25, 4.0  # of the outline, in requests per second
-
-RatePlan = Callable[[float], AbstractContextManager[Plan]]
+_ONE_WINDOW = RunLimits(1, 0, None)
 
 
 class MaxRateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,144 +56,130 @@ class MaxRateRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-def find_max_rate(
-    plan: RatePlan,
-    alone: Callable[[], AbstractContextManager[Plan]],
-    size: Callable[[float], int],
-    options: LoadtestOptions,
-    target: float,
-    first: float | None,
-) -> ExitCode:
-    """Try rates until the highest one is enclosed, and report; `size(rate)` is the number of requests of a window.
+@dataclass(frozen=True)
+class RateFinder:
+    """Finds the highest rate; `size(rate)` is the number of requests of a window, and `alone` plans requests one after
+    the other."""
 
-    `alone` plans requests one after the other. Raises `OmniError` if no rate was measured, and if not even those meet
-    the SLO.
-    """
-    command = ("omni", *without_key(sys.argv[1:]))
-    began_s = time.monotonic()
+    plan: Callable[[float], AbstractContextManager[Plan]]
+    alone: Callable[[], AbstractContextManager[Plan]]
+    size: Callable[[float], int]
+    options: LoadtestOptions
+    target: float
+    began_s: float = field(default_factory=time.monotonic)
 
-    def waited_s() -> float:
-        return time.monotonic() - began_s
+    def run(self, first: float | None) -> ExitCode:
+        """Try rates until the highest one is enclosed, and report.
 
-    _check_alone(alone, options, target, waited_s)
-    warmup = 1 if first is None else options.num_iters_warmup  # the outline has warmed up the server
-    search = RateSearch(_outline(plan, options, target, waited_s) if first is None else first)
-    record = MaxRateRecord(command=command, attainment=target)
-    stopped: OmniError | None = None
-    while stopped is None and (rate := search.next_rate()) is not None:
-        limits = _limits(options, target, size(rate), rate, 1 if search.trials else warmup)
-        try:
-            with plan(rate) as planned:
-                trial, stopped = _try(planned, rate, target, options, limits, waited_s())
-                source = planned.builder.record()
-            if trial.reason is not None:
-                with plan(rate):  # asks the server: if it has ended, the rate is not the reason
-                    pass
-        except OmniError as error:
-            if not search.trials:
-                raise
-            stopped = error  # the server is gone: the rates so far are shown
-            break
-        if stopped is not None and not search.trials and not trial.windows:
-            raise stopped
-        search = RateSearch(search.first, (*search.trials, trial))
-        low, high = search.bounds
-        record = msgspec.structs.replace(
-            record, environment=source.environment, workload=source.workload, low=low, high=high, rates=search.trials
-        )
-        if options.output_json is not None:
-            save_record(record, options.output_json)
-    if options.as_json:
-        console.print_json(with_digest(record))
-    else:
-        console.print_text(_text(record))
-    ended = stopped or _failure(record)
-    if ended is not None:
-        console.print_error(ended, verbose=options.verbose)
-    return ExitCode.OK if ended is None else ended.exit_code
+        Raises `OmniError` if no rate was measured, and if not even requests one after the other meet the SLO.
+        """
+        options = self.options
+        self._check_alone()
+        warmup = 1 if first is None else options.num_iters_warmup  # the outline has warmed up the server
+        search = RateSearch(self._outline() if first is None else first)
+        record = MaxRateRecord(command=("omni", *without_key(sys.argv[1:])), attainment=self.target)
+        stopped: OmniError | None = None
+        while stopped is None and (rate := search.next_rate()) is not None:
+            limits = self._limits(rate, 1 if search.trials else warmup)
+            try:
+                with self.plan(rate) as planned:
+                    trial, stopped = self._try(planned, rate, limits)
+                    source = planned.builder.record()
+                if trial.reason is not None:
+                    with self.plan(rate):  # asks the server: if it has ended, the rate is not the reason
+                        pass
+            except OmniError as error:
+                if not search.trials:
+                    raise
+                stopped = error  # the server is gone: the rates so far are shown
+                break
+            if stopped is not None and not search.trials and not trial.windows:
+                raise stopped
+            search = RateSearch(search.first, (*search.trials, trial))
+            (low, high), rates = search.bounds, search.trials
+            found = {"environment": source.environment, "workload": source.workload}
+            record = msgspec.structs.replace(record, **found, low=low, high=high, rates=rates)
+            if options.output_json is not None:
+                save_record(record, options.output_json)
+        if options.as_json:
+            console.print_json(with_digest(record))
+        else:
+            console.print_text(_text(record))
+        ended = stopped or _failure(record)
+        if ended is not None:
+            console.print_error(ended, verbose=options.verbose)
+        return ExitCode.OK if ended is None else ended.exit_code
 
-
-def _check_alone(
-    alone: Callable[[], AbstractContextManager[Plan]],
-    options: LoadtestOptions,
-    target: float,
-    waited_s: Callable[[], float],
-) -> None:
-    """Raise `OmniError` if requests are not answered, or not within the SLO, where each has the server to itself."""
-    with alone() as planned:
-        trial, stopped = _try(planned, 0.0, target, options, RunLimits(1, 0, None), waited_s())
-        (variant,) = planned.builder.record().variants
-    if stopped is not None:
-        raise stopped
-    if trial.reason is not None:
-        raise OmniError(trial.reason, hint="correct the requests: `--model`, `--endpoint`, `--extra-body`")
-    if trial.attainment == 0:
-        missed = [
-            f"{slo.metric} {'takes' if get_unit(name) == 's' else 'is'} {quantity(name, least)} or more"
-            for slo in parse_slos(tuple(options.slo or ()), tuple(COLUMNS))
-            for name in [COLUMNS[slo.metric]]
-            if (least := min(request_values(variant, name), default=0.0)) > slo.limit
-        ]
-        reason = ", ".join(missed) or "none of them meets all limits"
-        raise OmniError(
-            f"no rate can be within the SLO: of requests that are sent one after the other, {reason}",
-            hint="relax `--slo`",
-            exit_code=ExitCode.INCONCLUSIVE,
-        )
-
-
-def _outline(plan: RatePlan, options: LoadtestOptions, target: float, waited_s: Callable[[], float]) -> float:
-    """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes.
-
-    Raises `OmniError` for an early end, and if the server answers none of the first requests.
-    """
-    rate, grows = _FIRST, None
-    while True:
-        with plan(rate) as planned:
-            trial, stopped = _try(planned, rate, target, options, RunLimits(1, 0, None), waited_s())
+    def _check_alone(self) -> None:
+        """Raise `OmniError` if requests that have the server to themselves are not answered, or not within the SLO."""
+        with self.alone() as planned:
+            trial, stopped = self._try(planned, 0.0)
+            (variant,) = planned.builder.record().variants
         if stopped is not None:
             raise stopped
-        if grows is None and trial.reason is not None:
-            raise OmniError(trial.reason, hint="correct the requests, or begin with a lower rate: `--request-rate`")
-        is_met = trial.attainment is not None and trial.attainment >= target
-        grows = is_met if grows is None else grows
-        step = _GROWTH if grows else 1 / _GROWTH
-        if is_met != grows or rate <= _LOWEST:
-            return rate / math.sqrt(step)
-        rate *= step
+        if trial.reason is not None:
+            raise OmniError(trial.reason, hint="correct the requests: `--model`, `--endpoint`, `--extra-body`")
+        if trial.attainment == 0:
+            missed = [
+                f"{slo.metric} {'takes' if get_unit(name) == 's' else 'is'} {quantity(name, least)} or more"
+                for slo in parse_slos(tuple(self.options.slo or ()), tuple(COLUMNS))
+                for name in [COLUMNS[slo.metric]]
+                if (least := min(request_values(variant, name), default=0.0)) > slo.limit
+            ]
+            reason = ", ".join(missed) or "none of them meets all limits"
+            raise OmniError(
+                f"no rate can be within the SLO: of requests that are sent one after the other, {reason}",
+                hint="relax `--slo`",
+                exit_code=ExitCode.INCONCLUSIVE,
+            )
 
+    def _outline(self) -> float:
+        """Return a rate near the highest, from one window each of rates that grow, or fall, until the answer changes.
 
-def _limits(options: LoadtestOptions, target: float, size: int, rate: float, warmup: int) -> RunLimits:
-    """Plan as many windows as have the requests that decide, within the time budget if one is given."""
-    window_s = size / rate
-    windows = math.ceil(requests_needed(target) / size)
-    if options.time_budget is not None:
-        windows = min(windows, int(options.time_budget / window_s))
-    windows = max(windows, MIN_WINDOWS)
-    time_s = None if options.num_iters is not None else windows * window_s
-    return RunLimits(options.num_iters, warmup, time_s, RATE_ALPHA, windows)
+        Raises `OmniError` for an early end, and if the server answers none of the first requests.
+        """
+        rate, grows = _FIRST, None
+        while True:
+            with self.plan(rate) as planned:
+                trial, stopped = self._try(planned, rate)
+            if stopped is not None:
+                raise stopped
+            if grows is None and trial.reason is not None:
+                raise OmniError(trial.reason, hint="correct the requests, or begin with a lower rate: `--request-rate`")
+            is_met = trial.attainment is not None and trial.attainment >= self.target
+            grows = is_met if grows is None else grows
+            step = _GROWTH if grows else 1 / _GROWTH
+            if is_met != grows or rate <= _LOWEST:
+                return rate / math.sqrt(step)
+            rate *= step
 
+    def _limits(self, rate: float, warmup: int) -> RunLimits:
+        """Plan as many windows as have the requests that decide, within the time budget if one is given."""
+        size, options = self.size(rate), self.options
+        window_s = size / rate
+        windows = math.ceil(requests_needed(self.target) / size)
+        if options.time_budget is not None:
+            windows = min(windows, int(options.time_budget / window_s))
+        windows = max(windows, MIN_WINDOWS)
+        time_s = None if options.num_iters is not None else windows * window_s
+        return RunLimits(options.num_iters, warmup, time_s, RATE_ALPHA, windows)
 
-def _try(
-    plan: Plan, rate: float, target: float, options: LoadtestOptions, limits: RunLimits, waited_s: float
-) -> tuple[RateTrial, OmniError | None]:
-    """Measure one rate; the second value is the reason for an early end. A server that answers nothing misses it.
-
-    `waited_s` of `--timeout` are over.
-    """
-    spec = AttainmentSpec(target=target)
-    progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
-    benchmark = Benchmark(plan, spec, limits, progress)
-    progress.begins(f"{rate:.4g} requests per second" if rate else "requests one after the other", limits)
-    work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout, waited_s))
-    progress.end()
-    trial = spec.judge(plan.builder.record(), rate)
-    failure = None if stopped is not None else work.exception()
-    if failure is None:
-        return trial, stopped
-    if not isinstance(failure, VariantError):
-        raise failure
-    return msgspec.structs.replace(trial, verdict="missed", reason=failure.message), None
+    def _try(self, plan: Plan, rate: float, limits: RunLimits = _ONE_WINDOW) -> tuple[RateTrial, OmniError | None]:
+        """Measure one rate; also return the reason for an early end. A server that answers nothing misses it."""
+        spec, options = AttainmentSpec(target=self.target), self.options
+        progress = BenchProgress(sys.stderr, spec, quiet=options.quiet, verbose=options.verbose)
+        benchmark = Benchmark(plan, spec, limits, progress)
+        progress.begins(f"{rate:.4g} requests per second" if rate else "requests one after the other", limits)
+        waited_s = time.monotonic() - self.began_s
+        work, stopped = asyncio.run(run_until_stopped(benchmark.run(), options.timeout, waited_s))
+        progress.end()
+        trial = spec.judge(plan.builder.record(), rate)
+        failure = None if stopped is not None else work.exception()
+        if failure is None:
+            return trial, stopped
+        if not isinstance(failure, VariantError):
+            raise failure
+        return msgspec.structs.replace(trial, verdict="missed", reason=failure.message), None
 
 
 def _text(record: MaxRateRecord) -> str:

@@ -15,7 +15,7 @@ from omni_cli.cli.options import (
     WaitOption,
     argument,
     option,
-    positive_seconds,
+    seconds_option,
     shared_option,
 )
 from omni_cli.config.bounds import MAX_NUMPY_SEED
@@ -114,9 +114,7 @@ class LoadtestOptions(MeasureOptions):
     extra_body: str | None = option("--extra-body JSON", 'Fields to set in every request, such as `{"size": "64x64"}`.')
     model: str | None = option("--model NAME", "The model to request. Default: the first one of the server.")
     api_key: ApiKeyOption = None
-    request_timeout: float = option(
-        "--request-timeout SECONDS", "Time limit per request.", default=600.0, callback=positive_seconds
-    )
+    request_timeout: float = seconds_option("--request-timeout SECONDS", "Time limit per request.", default=600.0)
     seed: int = option("--seed N", "Seed of prompts, arrival times and requests.", default=0, min=0, max=MAX_NUMPY_SEED)
 
 

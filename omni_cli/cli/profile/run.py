@@ -25,8 +25,9 @@ from omni_cli.measure.profiling.chrome_trace import merged_trace
 from omni_cli.measure.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.records.profile_record import Profile
 from omni_cli.records.record_file import save_record, with_digest
-from omni_cli.report.profile_view import profile_view, saved_text
+from omni_cli.report.profile_view import profile_view
 from omni_cli.report.renderers import to_text
+from omni_cli.report.units import seconds
 
 if TYPE_CHECKING:
     from omni_cli.cli.profile.options import ProfilingOptions
@@ -72,8 +73,8 @@ def run_profile(
     else:
         console.print_text(to_text(profile_view(profile)))
         console.print_text("")
-        names = [str(output_dir / name) for name in (TRACE_NAME, RECORD_NAME)]
-        console.print_text(saved_text(names, time.monotonic() - began_s))
+        files, took = f"{output_dir / TRACE_NAME}, {output_dir / RECORD_NAME}", seconds(time.monotonic() - began_s)
+        console.print_text(f"Saved {files} after {took}; https://ui.perfetto.dev opens the trace")
     return ExitCode.OK
 
 

@@ -155,8 +155,10 @@ def error_document(error: OmniError) -> dict[str, object]:
     `kind` names the class (`profile`, `input`, `checkpoint`, `output`, `stage`, `deadline`, `usage`, ...);
     a profile's diagnostics are listed one by one.
     """
+    public = next(cls for cls in type(error).__mro__ if cls.__module__ == OmniError.__module__)
+    kind = "run" if public is OmniError else public.__name__.removesuffix("Error").lower()
     body: dict[str, object] = {
-        "kind": getattr(error, "kind", None) or _kind(error),
+        "kind": getattr(error, "kind", None) or kind,
         "message": error.message,
         "hint": error.hint,
         "exit_code": int(error.exit_code),
@@ -168,11 +170,6 @@ def error_document(error: OmniError) -> dict[str, object]:
     if diagnostics:
         body["diagnostics"] = [diagnostic.as_dict() for diagnostic in diagnostics]
     return {"schema": ERROR_SCHEMA, "error": body}
-
-
-def _kind(error: OmniError) -> str:
-    public = next(cls for cls in type(error).__mro__ if cls.__module__ == OmniError.__module__)
-    return "run" if public is OmniError else public.__name__.removesuffix("Error").lower()
 
 
 def report_failure(error: OmniError, *, as_json: bool, verbose: bool) -> ExitCode:

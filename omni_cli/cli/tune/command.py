@@ -43,12 +43,13 @@ def tune(options: TuneOptions) -> ExitCode:
 def _search_profile(options: TuneOptions, margin: float, command: tuple[str, ...]) -> ExitCode:
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.measure.bench.tuning import plan_space
+    from omni_cli.measure.bench.workload import measured_stages
 
     source, config, workload = options.read(options.stage)
     quality = tuple(read_quality(text) for text in options.quality or ())
     check_model_based(quality, ())
     max_memory_bytes = options.max_memory_bytes()
-    kinds = [stage.kind for stage in workload.get_measured_stages(config)]
+    kinds = [stage.kind for stage in measured_stages(config, workload.stage)]
     modalities = get_capabilities(config).modalities if "diffusion" in kinds else ()
     workload = replace(workload, slo=_read_slo(options, kinds, modalities))
     if options.objective == "tokens_per_second" and kinds != ["ar"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from omni_cli.cli.bench.options import StageOption, WorkloadOptions
-from omni_cli.cli.options import OutputDirOption, TimeoutOption, WaitOption, option, positive_seconds
+from omni_cli.cli.options import OutputDirOption, TimeoutOption, WaitOption, option, seconds_option
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 
@@ -69,10 +69,9 @@ class TuneOptions(WorkloadOptions):
     num_iters_warmup: int = option(
         "--num-iters-warmup N", "Warm-up iterations per start, not counted; at least 1 is run.", default=3, min=0
     )
-    time_budget: float | None = option(
+    time_budget: float | None = seconds_option(
         "--time-budget SECONDS",
         "Start no round after this time, loading included. Default: until the answer is known.",
-        callback=positive_seconds,
     )
     output_dir: OutputDirOption = Path("tuned")
     timeout: TimeoutOption = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantRunner
-from omni_cli.records.record import Record
 from omni_cli.records.record_file import save_record
 from omni_cli.stats.blocks import metric_names
 from omni_cli.stats.gate import check_limits, check_metrics
@@ -55,10 +54,6 @@ class Benchmark:
         self._saving = threading.Lock()
         self._is_running = True
 
-    @property
-    def has_samples(self) -> bool:
-        return self._builder.has_samples
-
     async def run(self) -> None:
         """Measure, and keep the samples in any case. Raises `VariantError` if a variant failed."""
         meter = self.open_meter() if self.plan.is_local else None
@@ -81,10 +76,6 @@ class Benchmark:
                 meter.close()
             with self._saving:
                 self._is_running = False
-
-    def add_model_based(self, weights: Mapping[str, Path]) -> None:
-        """Measure the outputs with models, whose weights these are. Raises `QualityWeightsError`."""
-        self._builder.add_model_based(weights)
 
     def report(self) -> BenchmarkReport:
         """Compute the verdicts, and write them to the record on the disk."""
@@ -113,12 +104,8 @@ class Benchmark:
         with self._saving:
             if self.record_file is not None and self._is_running:
                 save_record(state.record, self.record_file)
-        if state.blocks == 1:
-            self._check_names(state.record)
+        if state.blocks == 1:  # so that a typo fails early
+            check_limits(self.spec.limits, [state.record])
+            known = [name for variant in state.record.variants for name in metric_names(variant)]
+            check_metrics(self.spec.metrics or (), known)
         self.watcher.block_done(state)
-
-    def _check_names(self, record: Record) -> None:
-        """Check the names of metrics after the first block, so that a typo fails early."""
-        check_limits(self.spec.limits, [record])
-        known = [name for variant in record.variants for name in metric_names(variant)]
-        check_metrics(self.spec.metrics or (), known)

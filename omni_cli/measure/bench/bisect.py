@@ -22,7 +22,7 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.records.results import Bounds
-from omni_cli.stats.bisection import NextTrial, Search, SearchOutcome, Trial, standard_error
+from omni_cli.stats.bisection import NextTrial, Outcome, Search, Trial, standard_error
 from omni_cli.stats.sequential import level_at
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
@@ -33,12 +33,12 @@ MIN_ROUNDS = 27
 EXACT_ITERATIONS = 8
 """Iterations of a comparison of memory or outputs, which more of them would not make more precise."""
 
-EXIT_CODES = {
-    SearchOutcome.FOUND: ExitCode.REGRESSION,
-    SearchOutcome.NARROWED: ExitCode.INCONCLUSIVE,
-    SearchOutcome.NO_REGRESSION: ExitCode.OK,
-    SearchOutcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    SearchOutcome.NOT_COMPARABLE: ExitCode.NOT_COMPARABLE,
+EXIT_CODES: dict[Outcome, ExitCode] = {
+    "found": ExitCode.REGRESSION,
+    "narrowed": ExitCode.INCONCLUSIVE,
+    "no regression": ExitCode.OK,
+    "inconclusive": ExitCode.INCONCLUSIVE,
+    "not comparable": ExitCode.NOT_COMPARABLE,
 }
 _AGAIN = "remove the file to search again"
 _NEW_NAMES = {"omni.bisect/1": {"question": "spec"}}
@@ -55,7 +55,7 @@ class BisectResult(msgspec.Struct, frozen=True, kw_only=True):
     the first: 0.05 is 5 %.
     """
 
-    outcome: Literal["found", "narrowed", "no regression", "inconclusive", "not comparable"]
+    outcome: Outcome
     commits: tuple[CommitInfo, ...] = ()
     change: float | None = None
     ci95: Bounds | None = None
@@ -85,9 +85,6 @@ class Criterion:
         if limit is None:
             return GateLimits({}, max_abs_diff=0.0)
         return GateLimits({}, memory=limit) if self.metric is None else GateLimits({self.metric: limit})
-
-    def describe(self) -> dict[str, object]:
-        return {"metric": self.metric, "limit": self.limit}
 
 
 class BisectWatcher(Watcher, Protocol):
@@ -131,16 +128,15 @@ class SearchFolder:
                 raise UsageError("another `omni bisect` is at work on this search", hint="wait for it") from error
             yield
 
-    def new_record(self) -> BisectRecord:
-        created = utc_now()
-        return BisectRecord(created=created, spec=self._spec, commits=self._commits)
-
     def load(self) -> BisectRecord:
-        """Return the search so far. Raises `InputError` for a file that is broken or was changed."""
-        return load_checked(self.file, BisectRecord, _KIND, self._other_search)
+        """Return the search so far, or a new one. Raises `InputError` for a file that is broken or was changed."""
 
-    def _other_search(self, record: BisectRecord) -> str | None:
-        return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
+        def find_other(record: BisectRecord) -> str | None:
+            return None if (record.spec, record.commits) == (self._spec, self._commits) else "it is another search"
+
+        if self.file.exists():
+            return load_checked(self.file, BisectRecord, _KIND, find_other)
+        return BisectRecord(created=utc_now(), spec=self._spec, commits=self._commits)
 
 
 @dataclass
@@ -156,19 +152,15 @@ class Bisection:
     budget_s: float
     num_iters_warmup: int
 
-    def __post_init__(self) -> None:
-        self.record = self.folder.new_record()
-
     def load(self) -> None:
-        """Go on with the comparisons that are saved, if there are any. Raises `InputError` for a broken file."""
-        if self.folder.file.exists():
-            self.record = self.folder.load()
+        """Begin, or go on with the comparisons that are saved. Raises `InputError` for a broken file."""
+        self.record = self.folder.load()
 
     @property
     def exit_code(self) -> ExitCode:
         """The exit code of a search that has ended; 5 for a change of the outputs, like the gate's."""
         assert self.record.result is not None  # it has ended
-        code = EXIT_CODES[SearchOutcome(self.record.result.outcome)]
+        code = EXIT_CODES[self.record.result.outcome]
         is_mismatch = code == ExitCode.REGRESSION and self.criterion.limit is None
         return ExitCode.OUTPUT_MISMATCH if is_mismatch else code
 
@@ -194,11 +186,9 @@ class Bisection:
     def _result(self) -> BisectResult:
         search = self.search()
         (low, high), outcome = search.bounds, search.outcome()
-        named = (
-            self.record.commits[low + 1 : high + 1] if outcome in (SearchOutcome.FOUND, SearchOutcome.NARROWED) else ()
-        )
+        named = self.record.commits[low + 1 : high + 1] if outcome in ("found", "narrowed") else ()
         return BisectResult(
-            outcome=outcome.value,
+            outcome=outcome,
             commits=named,
             change=search.final.change,
             ci95=search.final.ci95,

@@ -13,7 +13,6 @@ import tarfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -191,17 +190,8 @@ def add_entry_points(code: Path) -> None:
     (metadata / "entry_points.txt").write_text("\n\n".join(sections) + "\n")
 
 
-@dataclass(frozen=True)
-class Commit:
-    """A commit whose code can be measured."""
-
-    ref: str
-    commit: str
-    repository: Path
-
-
-def find_commit(ref: str, repository: Path | None = None) -> Commit:
-    """Resolve `ref` in the clone that omni runs from.
+def find_commit(ref: str, repository: Path | None = None) -> tuple[Path, str]:
+    """Resolve `ref` in the clone that omni runs from; return the clone and the commit, whose code can be measured.
 
     Raises `UsageError` if omni does not run from a clone, there is no such commit, or it is too old to be
     measured.
@@ -218,21 +208,19 @@ def find_commit(ref: str, repository: Path | None = None) -> Commit:
             f"commit `{visible(ref, 80)}` cannot be measured: its omni has no `{_WORKERS[0]}`",
             hint="name a newer commit",
         )
-    return Commit(ref, commit, root)
+    return root, commit
 
 
 @contextmanager
-def checked_out(commit: Commit) -> Iterator[Path]:
+def checked_out(repository: Path, commit: str) -> Iterator[Path]:
     """Extract the commit's files into a temporary folder, which is removed at the end.
 
     From an archive, because `git worktree` leaves an entry in the clone if the command is killed.
     """
     with scratch_folder("omni-against-") as folder:
-        archived = run_git(
-            commit.repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit.commit
-        )
+        archived = run_git(repository, "archive", "--format=tar", f"--output={folder / 'code.tar'}", commit)
         if archived.returncode:
-            raise OmniError(f"cannot get the files of {commit.commit[:12]}: {last_line(archived.stderr)}")
+            raise OmniError(f"cannot get the files of {commit[:12]}: {last_line(archived.stderr)}")
         with tarfile.open(folder / "code.tar") as archive:
             archive.extractall(folder / "code", filter="data")
         add_entry_points(folder / "code")

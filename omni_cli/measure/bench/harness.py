@@ -23,7 +23,6 @@ from omni_cli.measure.bench.checks import (
     read_free,
     setting_not_in_effect,
 )
-from omni_cli.measure.bench.device_load import RunSpans, run_a_turn
 from omni_cli.measure.bench.energy import EnergyLedger
 from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
@@ -36,7 +35,7 @@ from omni_cli.measure.bench.schedule import (
     schedule_loads,
     schedule_rounds,
 )
-from omni_cli.measure.bench.utilisation import UtilisationSampler
+from omni_cli.measure.bench.utilisation import RunSpans, UtilisationSampler, run_a_turn
 from omni_cli.measure.bench.variant_process import VariantError, VariantRunner
 from omni_cli.records.record import Record, Sample, StoppingPlan
 from omni_cli.stats.sequential import plan_looks

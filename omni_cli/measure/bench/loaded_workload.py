@@ -19,7 +19,6 @@ from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.measure.bench.iteration import Finished, Iteration
 from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.bench.workload import (
-    MeasuredRequest,
     Workload,
     has_successor,
     measured_requests,
@@ -52,7 +51,7 @@ class LoadedWorkload:
         self._fork_server = ForkServer(self.config.backends, verbose=verbose)
         self._prompts: Prompts | None = None
         self._transcribes = Capabilities.of(config).transcribes
-        self._file_requests: tuple[MeasuredRequest, ...] = ()
+        self._file_requests: tuple[tuple[GenerateRequest, bool], ...] = ()
         self._stage_outputs: list[bytes] = []
 
     async def load(self, on_event: Callable[[Event], None], *, inputs: Path, makes_inputs: bool) -> None:
@@ -136,10 +135,10 @@ class LoadedWorkload:
 
     def _request(self, number: int, index: int, seed: int) -> GenerateRequest:
         if self._file_requests:
-            measured = self._file_requests[index]
-            seed = measured.request.seed if measured.has_seed else seed
+            request, has_seed = self._file_requests[index]
+            seed = request.seed if has_seed else seed
             # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones.
-            return dataclasses.replace(measured.request, seed=seed, cache_salt=f"iteration {number}")
+            return dataclasses.replace(request, seed=seed, cache_salt=f"iteration {number}")
         if self._transcribes:
             speech = read_speech()
             sound = speech[(number * self._workload.batch_size + index) % len(speech)]

@@ -58,9 +58,9 @@ def local_plan(
     environment = read_environment()
     with ExitStack() as stack:
         if against is not None:
-            commit = find_commit(against)
-            first, second = _two_commits(commit.ref, commit.commit, environment["code"], variants[0])
-            variants = (replace(first, code=stack.enter_context(checked_out(commit))), second)
+            repository, commit = find_commit(against)
+            first, second = _two_commits(against, commit, environment["code"], variants[0])
+            variants = (replace(first, code=stack.enter_context(checked_out(repository, commit))), second)
         folder = stack.enter_context(scratch_folder("omni-bench-"))
         builder = RecordBuilder(
             variants,
@@ -76,23 +76,10 @@ def local_plan(
             return VariantProcess(variants[index], verbose=verbose)
 
         def load(index: int) -> Load:
-            return Load(
-                profile=source.profile,
-                overrides=(*source.overrides, *variants[index].overrides),
-                model=source.model,
-                seed=source.seed,
-                trust_remote_code=source.trust_remote_code,
-                stage=workload.stage,
-                batch_size=workload.batch_size,
-                input_len=workload.input_len,
-                output_len=workload.output_len,
-                given_lengths=workload.given_lengths,
-                inputs=str(inputs_file),
-                records_inputs=not inputs_file.exists(),
-                verbose=verbose,
-                requests=None if workload.requests is None else str(workload.requests.path),
-                slo=dict(workload.slo),
-            )
+            shared = vars(source) | vars(workload) | {"overrides": (*source.overrides, *variants[index].overrides)}
+            requests = None if workload.requests is None else str(workload.requests.path)
+            own = {"inputs": str(inputs_file), "records_inputs": not inputs_file.exists(), "verbose": verbose}
+            return Load(**shared | own | {"requests": requests, "slo": dict(workload.slo)})
 
         yield Plan(builder, launch, load)
 
@@ -111,13 +98,18 @@ def plan_variant_configs(
 
 def check_variant_config(variant: VariantConfig, config: EngineConfig) -> None:
     """Reject settings that the checkpoint does not fit or this machine cannot run. Raises `OmniError`."""
+    from omni_cli.backends.execution.copies import why_not_async
     from omni_cli.checkpoints.resolve import find_folder
     from omni_cli.engine.checkpoint_fit import check_fit
+    from omni_cli.engine.devices import check_devices, has_cuda_device
 
     folder = find_folder(config.model)
     if folder is not None:
         check_fit(config, folder)
-    _check_device(variant, config)
+    check_devices(config)
+    for stage in () if has_cuda_device() else config.stages:
+        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
+            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
 
 
 def _two_commits(
@@ -148,20 +140,6 @@ def load_variant_config(source: ProfileSource, variant: VariantConfig, option: s
         raise InvalidProfileError(dict.fromkeys(named)) from error
 
 
-def _check_device(variant: VariantConfig, config: EngineConfig) -> None:
-    """Reject settings that this machine cannot run. Raises `StageError`."""
-    from omni_cli.engine.devices import check_devices, has_cuda_device
-
-    check_devices(config)
-    if has_cuda_device():
-        return
-    from omni_cli.backends.execution.copies import why_not_async
-
-    for stage in config.stages:
-        if stage.output_copy == "async" and "output_copy" in variant.varied_keys(stage.name):
-            raise StageError(f"variant `{variant.name}` cannot take effect: {why_not_async('cpu')}", stage=stage.name)
-
-
 @dataclass(frozen=True)
 class Program:
     """A shell command. `duration` names the place of its seconds: `last-line` of its output, `json:KEY` of it,
@@ -190,7 +168,8 @@ class Program:
         if self.duration in (WALL_TIME, CPU_TIME):
             return wall_s if self.duration == WALL_TIME else max(cpu_s, _SHORTEST_S)
         line = last_line(output)
-        value = _number(line) if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
+        value = float(line) if _NUMBER.fullmatch(line) else None
+        value = value if self.duration == LAST_LINE else _at(_document(output), self.duration[len(_JSON) :])
         if value is None or not _SHORTEST_S <= value <= _LONGEST_S:
             where = "the last line of its output" if self.duration == LAST_LINE else f"`{self.duration}` of its output"
             raise ValueError(f"{where} is not a number of seconds; its last line is `{line}`")
@@ -261,10 +240,6 @@ def _children_s() -> float:
     """Return the processor time of all processes that have been started and have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _document(output: bytes) -> Any:

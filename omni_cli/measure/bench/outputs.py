@@ -111,9 +111,11 @@ def _select_outputs(arrays: Mapping[str, np.ndarray], first: Mapping[str, np.nda
                 gap, gain = _difference(image, other if kind == "image" else _sheet(other))
                 difference, _ = _encode(gap)
             data, is_reduced = _encode(image)
+            # A sheet may have all frames of a video at their own size.
+            has_all = kind == "image" or (len(array) <= _SHEET_FRAMES and max(array.shape[1:3]) <= _SHEET_SIDE)
             yield KeptOutput(
                 name=name, kind="image" if kind == "image" else "video", data=data, text=shape,
-                whole=not is_reduced and (kind == "image" or _fits(array)),
+                whole=not is_reduced and has_all,
                 frames=None if kind == "image" else min(len(array), _SHEET_FRAMES), difference=difference, gain=gain,
             )  # fmt: skip
 
@@ -125,11 +127,6 @@ def _difference(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, float]:
     gap = np.abs(a[..., :3].astype(np.int16) - b[..., :3])
     gain = 255 / max(int(gap.max()), 1)
     return np.rint(gap * gain).astype(np.uint8), gain
-
-
-def _fits(frames: np.ndarray) -> bool:
-    """Return True if a sheet has all frames of a video at their own size."""
-    return len(frames) <= _SHEET_FRAMES and max(frames.shape[1:3]) <= _SHEET_SIDE
 
 
 def _sheet(frames: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from omni_cli.measure.bench.outputs import kept_outputs, load_arrays
 from omni_cli.measure.bench.protocol import LoadedStage, Ran, StagePeaks
 from omni_cli.measure.bench.quality import measure_pairs
 from omni_cli.measure.bench.variant_configs import VariantConfig
-from omni_cli.records.metrics import E2E
+from omni_cli.records.metrics import ALLOCATED, E2E, HOST_RSS, RESERVED
 from omni_cli.records.record import (
     COUNTERS_KEY,
     DeviceLoad,
@@ -236,24 +236,14 @@ def get_memory(stages: Mapping[str, StagePeaks]) -> Memory:
     Stages have separate processes and need not peak at the same time, so the sum is an upper bound.
     """
     run = [stage.run or stage.load for stage in stages.values()]
-
-    def total(key: str) -> int | None:
-        return sum(peaks.get(key, 0) for peaks in run) or None
-
-    return Memory(
-        peak_allocated_bytes=total("device"),
-        peak_reserved_bytes=total("reserved"),
-        peak_host_rss_bytes=total("host"),
-        stages={
-            name: {
-                phase: {
-                    "peak_allocated_bytes": peaks.get("device"),
-                    "peak_reserved_bytes": peaks.get("reserved"),
-                    "peak_host_rss_bytes": peaks.get("host"),
-                }
-                for phase, peaks in (("load", stage.load), ("run", stage.run))
-                if peaks
-            }
-            for name, stage in stages.items()
-        },
-    )
+    keys = {ALLOCATED: "device", RESERVED: "reserved", HOST_RSS: "host"}
+    total = {metric: sum(peaks.get(key, 0) for peaks in run) or None for metric, key in keys.items()}
+    by_stage = {
+        name: {
+            phase: {metric: peaks.get(key) for metric, key in keys.items()}
+            for phase, peaks in (("load", stage.load), ("run", stage.run))
+            if peaks
+        }
+        for name, stage in stages.items()
+    }
+    return Memory(**total, stages=by_stage)

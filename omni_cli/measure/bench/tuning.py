@@ -29,7 +29,7 @@ from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig, parse_vary
-from omni_cli.measure.bench.workload import Workload
+from omni_cli.measure.bench.workload import Workload, measured_stages
 from omni_cli.records.metrics import ATTAINMENT
 from omni_cli.records.record import Variant
 from omni_cli.records.record_file import save_record
@@ -261,7 +261,8 @@ def plan_space(
             check_variant_config(variant, varied)
         except OmniError as error:
             kept.append(variant)
-            refused[variant.name] = _reason(error)
+            mistakes = error.diagnostics if isinstance(error, InvalidProfileError) else (error,)
+            refused[variant.name] = "; ".join(dict.fromkeys(item.message for item in mistakes))
             continue
         same = (varied, dict(variant.environment))
         if same == seen[0] and first.name == AS_IT_IS:
@@ -271,12 +272,6 @@ def plan_space(
             seen.append(same)
             kept.append(variant)
     return Space((first, *kept), refused)
-
-
-def _reason(error: OmniError) -> str:
-    if isinstance(error, InvalidProfileError):
-        return "; ".join(dict.fromkeys(item.message for item in error.diagnostics))
-    return error.message
 
 
 def expand_values(text: str) -> str:
@@ -310,7 +305,7 @@ def default_space(config: EngineConfig, workload: Workload, cores: int) -> list[
     """Return the keys that change the speed of these stages on this machine and leave their outputs as they are."""
     from omni_cli.engine.devices import has_cuda_device
 
-    kinds = {stage.kind for stage in workload.get_measured_stages(config)}
+    kinds = {stage.kind for stage in measured_stages(config, workload.stage)}
     cuda = has_cuda_device()
     space = []
     if "diffusion" in kinds:

@@ -1,12 +1,14 @@
-"""The machine's load during a measurement: counters of its processors and devices, read about twice per second."""
+"""The machine's load during a measurement: counters of its processors and devices, read about twice per second; and the
+load of a device while one variant ran."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,8 @@ from typing import Any
 import psutil
 
 from omni_cli.core.machine import open_nvml, read_cpu_quota
-from omni_cli.records.record import GpuUtilisation, Utilisation
+from omni_cli.measure.bench.schedule import TURN_S
+from omni_cli.records.record import DeviceLoad, GpuUtilisation, Utilisation
 
 INTERVAL_S = 0.5
 MAX_SHARE = 0.01
@@ -23,6 +26,18 @@ MAX_SHARE = 0.01
 
 MAX_SAMPLES = 1200
 """Above this number, every second reading is dropped, so that the record of a run of hours stays small."""
+
+SETTLED_S = 1.0
+"""A reading counts for a variant that has run for so long: a device's power is its mean over the last second."""
+
+MAX_GAP_S = 0.1
+"""Without work for longer than this, a device has to settle again."""
+
+PROBE_NUMBER = 2**20
+"""The number of the first iteration that shows a device's power, far from those that are measured."""
+
+LIMIT_SHARE = 0.9
+"""A device that takes this share of its power limit works at it: the mean of a second has gaps."""
 
 _MAX_CLOCKS = 16  # reading a core's clock may interrupt it, and more of them add nothing
 _ROOT = Path("/")
@@ -47,6 +62,12 @@ class GpuState:
     throttled: tuple[str, ...] = ()
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None
+
+    @property
+    def is_at_limit(self) -> bool:
+        """True if the power holds the clock down, or is about to."""
+        limit_w = self.power_limit_w
+        return "power_cap" in self.throttled or (limit_w is not None and self.power_w >= LIMIT_SHARE * limit_w)
 
 
 @dataclass(frozen=True)
@@ -205,9 +226,10 @@ class MachineCounters:
         quota = read_cpu_quota(root)
         self._quota = None if quota is None else quota.folder / "cpu.stat"
         self._clocks = _clock_files(root, self._cores)
-        self._nvml = Nvml.open()
+        self._nvml, devices = open_nvml()
+        self._devices = [item for item in devices if _ask(self._nvml, _state, self._nvml, item[1])]
         self.usable_cores = len(self._cores)
-        self.gpu_names = () if self._nvml is None else self._nvml.names
+        self.gpu_names = tuple((index, str(self._nvml.nvmlDeviceGetName(handle))) for index, handle in self._devices)
 
     def read(self) -> Counters:
         times = psutil.cpu_times(percpu=True)
@@ -219,7 +241,7 @@ class MachineCounters:
             stolen_s=sum(core.steal for core in used),
             quota=_quota_periods(self._quota),
             cpu_mhz=max((clock for path in self._clocks if (clock := _mhz(path)) is not None), default=None),
-            gpus=() if self._nvml is None else self._nvml.read(),
+            gpus=tuple(_state(self._nvml, handle) for _, handle in self._devices),
         )
 
 
@@ -262,26 +284,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-class Nvml:
-    """The devices that this process may use; `names` are their (index, name)."""
-
-    def __init__(self, library: Any, devices: list[tuple[int, Any]]) -> None:
-        self._nvml = library
-        self._devices = devices
-        self.names = tuple((index, str(library.nvmlDeviceGetName(handle))) for index, handle in devices)
-
-    @classmethod
-    def open(cls, variables: Mapping[str, str] = os.environ) -> Nvml | None:
-        """Open NVML; None without a driver or its Python binding."""
-        nvml, devices = open_nvml(variables)
-        return (
-            None if nvml is None else cls(nvml, [device for device in devices if _ask(nvml, _state, nvml, device[1])])
-        )
-
-    def read(self) -> tuple[GpuState, ...]:
-        return tuple(_state(self._nvml, handle) for _, handle in self._devices)
-
-
 def _ask(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
     """Return an answer; None of a device that does not tell, such as a part of one (MIG)."""
     try:
@@ -308,3 +310,45 @@ def _state(nvml: Any, handle: Any) -> GpuState:
 def throttle_names(bits: int) -> tuple[str, ...]:
     """Return the causes of throttling in NVML's mask of reasons."""
     return tuple(dict.fromkeys(name for bit, name in _THROTTLE_BITS.items() if bits & bit))
+
+
+class RunSpans:
+    """The spans of time in which each variant ran without a pause."""
+
+    def __init__(self, num_variants: int) -> None:
+        self._spans: list[list[tuple[float, float]]] = [[] for _ in range(num_variants)]
+        self._last: int | None = None
+
+    def ran(self, variant: int, began_s: float, ended_s: float) -> None:
+        """Note an iteration, by `time.monotonic`."""
+        spans = self._spans[variant]
+        if variant == self._last and began_s - spans[-1][1] < MAX_GAP_S:
+            began_s = spans.pop()[0]
+        spans.append((began_s, ended_s))
+        self._last = variant
+
+    def device_load(self, variant: int, sampler: UtilisationSampler) -> tuple[DeviceLoad, ...]:
+        """Return the load of each device that was busy while the variant ran."""
+        settled = [(began_s + SETTLED_S, ended_s) for began_s, ended_s in self._spans[variant]]
+        return tuple(
+            DeviceLoad(
+                index=index,
+                sm_clock_mhz=statistics.median(state.sm_clock_mhz for state in states),
+                max_sm_clock_mhz=states[-1].max_sm_clock_mhz,
+                power_w=round(statistics.median(state.power_w for state in states), 1),
+                power_limit_w=states[-1].power_limit_w,
+            )
+            for index, states in sampler.device_readings(settled)
+            if any(state.utilisation_percent for state in states)
+        )
+
+
+async def run_a_turn(sampler: UtilisationSampler, run: Callable[[int], Awaitable[float]]) -> tuple[float, bool]:
+    """Run iterations of a variant, by their numbers, for the length of a turn. Return the median of their seconds, and
+    True if the power of a device held its clock down, or was about to."""
+    times: list[float] = []
+    began_s = time.monotonic()
+    while sum(times) < TURN_S:
+        times.append(await run(PROBE_NUMBER + len(times)))
+    readings = sampler.device_readings([(began_s, time.monotonic())])
+    return statistics.median(times), any(state.is_at_limit for _, states in readings for state in states)

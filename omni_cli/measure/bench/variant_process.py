@@ -14,7 +14,7 @@ from typing import Protocol
 
 import omni_cli
 from omni_cli.core.child_python import python_command
-from omni_cli.core.errors import ExitCode, OmniError
+from omni_cli.core.errors import OmniError
 from omni_cli.engine.process.fork_server import ForkServer, StageLog
 from omni_cli.measure.bench.commits import find_worker
 from omni_cli.measure.bench.protocol import (
@@ -41,18 +41,9 @@ _LOG_LINES = 15
 
 
 class VariantError(OmniError):
-    """The failure of a variant; the message names the variant and what it was doing."""
+    """The failure of a variant; the message names the variant and what it was doing, `-v` shows the `details`."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        details: str | None = None,
-        exit_code: ExitCode = ExitCode.RUN_FAILED,
-    ) -> None:
-        super().__init__(message, hint=hint, exit_code=exit_code)
-        self.details = details
+    details: str | None = None
 
 
 class VariantRunner(Protocol):
@@ -187,13 +178,12 @@ class VariantProcess:
         reply: Reply = decode_reply(line)
         if isinstance(reply, Failed):
             failure = reply.failure
-            raise VariantError(
-                f"variant `{self.name}` failed ({when}): {failure.message}",
-                hint=failure.hint,
-                details=failure.details,
-                # A prompt that is too long for the model is a user error here as well.
-                exit_code=failure.error(self.name).exit_code,
-            )
+            # A prompt that is too long for the model is a user error here as well.
+            code = failure.error(self.name).exit_code
+            message = f"variant `{self.name}` failed ({when}): {failure.message}"
+            error = VariantError(message, hint=failure.hint, exit_code=code)
+            error.details = failure.details
+            raise error
         return reply
 
     async def _describe_end(self, when: str) -> VariantError:
@@ -209,7 +199,9 @@ class VariantProcess:
         hint = None
         if code == -signal.SIGKILL:
             hint = "the system kills processes when memory runs out: free some memory, or use smaller settings"
-        return VariantError(f"variant `{self.name}` {reason} ({when})", hint=hint, details=tail or None)
+        error = VariantError(f"variant `{self.name}` {reason} ({when})", hint=hint)
+        error.details = tail or None
+        return error
 
 
 def child_environment(base: Mapping[str, str], config: VariantConfig) -> dict[str, str]:

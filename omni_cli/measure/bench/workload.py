@@ -44,35 +44,30 @@ class Workload:
     requests: RequestFile | None = None
     slo: tuple[tuple[str, float], ...] = ()
 
-    def get_measured_stages(self, config: EngineConfig) -> tuple[StageConfig, ...]:
-        """Return the stages to measure, in order. Raises `UsageError` if there are none, or gaps between them."""
-        return measured_stages(config, self.stage)
-
     def describe(self, config: EngineConfig) -> dict[str, object]:
         """Return the record's `workload`: everything that has to be equal for two measurements to be comparable."""
+        prompts: dict[str, object] = {"input_len": self.input_len}
+        if self.requests is not None:
+            prompts = {"requests_sha256": self.requests.sha256}
+        elif Capabilities.of(config).transcribes:
+            prompts = {"input": "speech"}  # sentences of the package
         settings = {key: value for key, value in profile_data(config).items() if key not in _DESCRIPTIVE}
         described = {
             "profile": config.name,
             "model": config.model,
             "stage": self.stage,
-            "stages": [stage.name for stage in self.get_measured_stages(config)],
+            "stages": [stage.name for stage in measured_stages(config, self.stage)],
             "batch_size": self.batch_size,
-            **self._prompts(config),
+            **prompts,
             "output_len": self.output_len,
             **({"slo": dict(self.slo)} if self.slo else {}),
             "settings": settings,
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
 
-    def _prompts(self, config: EngineConfig) -> dict[str, object]:
-        if self.requests is None:
-            # A model that transcribes hears sentences of the package.
-            return {"input": "speech"} if Capabilities.of(config).transcribes else {"input_len": self.input_len}
-        return {"requests_sha256": self.requests.sha256}
-
 
 def measured_stages(config: EngineConfig, wanted: str) -> tuple[StageConfig, ...]:
-    """Return the stages that `--stage` selects; see `Workload.measured`."""
+    """Return the stages that `--stage` selects, in order. Raises `UsageError` for none, and for gaps between them."""
     if wanted == ALL:
         return config.stages
     selected = [
@@ -141,14 +136,6 @@ class RequestFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class MeasuredRequest:
-    """`has_seed`: the line sets a seed, which then is used in every iteration."""
-
-    request: GenerateRequest
-    has_seed: bool
-
-
 def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], None]) -> RequestFile:
     """Check a file before anything is loaded. Raises `UsageError` or `InputError` for the first invalid line."""
     specs = _read_specs(path, config)
@@ -161,9 +148,10 @@ def describe_requests(path: Path, config: EngineConfig, warn: Callable[[str], No
     return RequestFile(path.absolute(), len(specs), digest.hexdigest())
 
 
-def measured_requests(path: Path, config: EngineConfig) -> tuple[MeasuredRequest, ...]:
-    """Return the requests of a checked file, with their media decoded."""
-    return tuple(MeasuredRequest(_build(spec, config), spec.has_seed) for spec in _read_specs(path, config))
+def measured_requests(path: Path, config: EngineConfig) -> tuple[tuple[GenerateRequest, bool], ...]:
+    """Return the requests of a checked file, with their media decoded; True for one whose line sets a seed, which is
+    then used in every iteration."""
+    return tuple((_build(spec, config), spec.has_seed) for spec in _read_specs(path, config))
 
 
 def _read_specs(path: Path, config: EngineConfig) -> list[RequestSpec]:

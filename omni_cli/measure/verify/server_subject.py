@@ -29,6 +29,7 @@ from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.encoding import encode_png, encode_wav
 from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stats.output_quality import read_wav
 
 NUM_CANDIDATES = 5
 TEXT, MEDIA = "text", "media"
@@ -39,10 +40,6 @@ _ROUNDING = {"speech": STREAMED_AUDIO_BOUND, "images": 1.0}
 _TEXT_ROUTES = ("chat", "completions")
 # Fields that a server may refuse or not know, and the checks that it then lacks.
 _OPTIONAL = ("seed", "logprobs", "top_logprobs", "return_token_ids")
-
-
-class ServerDied(OmniError):
-    """The server answers no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,21 +57,6 @@ class RouteAnswer(Answer):
     ignored_stream: bool = False
 
 
-class Vocabulary:
-    """Numbers for the texts of tokens, where a server gives no ids."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        return self._ids.setdefault(text, len(self._ids))
-
-    def decode(self, _stage: str, token_ids: Sequence[int]) -> str | None:
-        """Return the text of numbers."""
-        texts = list(self._ids)
-        return "".join(texts[number] for number in token_ids)
-
-
 class ServerSubject(Subject):
     """One route of a server; without `reference`, its weights are not known."""
 
@@ -84,8 +66,8 @@ class ServerSubject(Subject):
     def __init__(self, client: Client, route: str, model: str, reference: Reference | None = None) -> None:
         self._client, self._route, self._model = client, route, model
         self.reference = reference
-        self._words = Vocabulary()
-        self.decode = self._words.decode
+        self._ids: dict[str, int] = {}  # numbers for the texts of tokens, where the server gives none
+        self.decode = lambda _stage, token_ids: "".join(map([*self._ids].__getitem__, token_ids))
         self._without: dict[str, str] = {}  # fields that the server has refused, with its message
         self.unchecked: dict[Check, str] = {}
         if reference is None:
@@ -127,7 +109,7 @@ class ServerSubject(Subject):
                 if tried.failure is not None:
                     self._without = {**refused, name: _message(tried)}
         if answer.error is not None:
-            raise ServerDied(f"the server's answer: {answer.failure}", hint=answer.error.hint)
+            raise OmniError(f"the server's answer: {answer.failure}", hint=answer.error.hint)
         if "seed" in self._without:
             self.unchecked.setdefault("seed", self._without["seed"])
         usable, rows = [first], list[Row]()
@@ -216,7 +198,10 @@ class ServerSubject(Subject):
             # An end token counts, and has no log-probability in some servers.
             allowed = (len(tokens), len(tokens) + 1)
         rows = [(token, *token.top_logprobs) for token in tokens or [ScoredToken(char, math.nan) for char in texts[0]]]
-        known = make_tokens([[(self._words(item.token), item.logprob) for item in row] for row in rows])
+        ids_of = self._ids
+        known = make_tokens(
+            [[(ids_of.setdefault(item.token, len(ids_of)), item.logprob) for item in row] for row in rows]
+        )
         return RouteAnswer(
             request=request,
             result=EngineOutput(request, {TEXT: known}, num_input_tokens=usage.prompt_tokens),
@@ -310,7 +295,7 @@ def _answer_failure(request: GenerateRequest, failure: RequestFailure) -> RouteA
     why = f"{failure.kind}: {failure.message}"
     is_gone = failure.kind in ("connection refused", "connection lost", "timeout")
     hint = "the server has stopped or hangs: see its log" if is_gone else None
-    error = ServerDied(f"the server's answer to request `{request.request_id}`: {why}", hint=hint)
+    error = OmniError(f"the server's answer to request `{request.request_id}`: {why}", hint=hint)
     is_refused = failure.kind.startswith(("HTTP 4", "HTTP 500", "HTTP 501"))
     return RouteAnswer(request=request, error=error, failure=why, is_refused=is_refused)
 
@@ -337,20 +322,11 @@ def _voice(request: GenerateRequest) -> Mapping[str, Any]:
 def _read_media(request: GenerateRequest, reader: SpeechReader | ImagesReader) -> RouteAnswer:
     rates = {}
     if isinstance(reader, SpeechReader):
-        samples, rate = _read_wav(bytes(reader.answer.pcm))
+        samples, rate = read_wav(bytes(reader.answer.pcm), 32768)
         arrays, rates = {"0.audio.0": samples}, {"0.audio.0": rate}
     else:
         arrays = {f"0.image.{number}": _read_image(file) for number, file in enumerate(reader.answer.images)}
     return RouteAnswer(request=request, result=EngineOutput(request, {}, arrays, rates))
-
-
-def _read_wav(data: bytes) -> tuple[np.ndarray, int]:
-    with wave.open(io.BytesIO(data)) as file:
-        if file.getsampwidth() != 2:
-            raise ValueError(f"the sound has samples of {8 * file.getsampwidth()} bits, not 16")
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
-        channels, rate = file.getnchannels(), file.getframerate()
-    return (samples if channels == 1 else samples.reshape(-1, channels)), rate
 
 
 def _read_image(data: bytes) -> np.ndarray:

@@ -61,20 +61,16 @@ def _command(result: HyperfineResult) -> Variant:
     times, codes = result.times, result.exit_codes
     if times and codes and len(times) != len(codes):
         raise InputError(f"`{result.command}` has {len(times)} `times`, but {len(codes)} `exit_codes`")
-    exits = [_exit(number, code) for number, code in enumerate(codes, start=1)]
+    exits = [
+        None if code == 0 else FailedRun("ended by a signal" if code is None else f"exit code {code}", f"run {number}")
+        for number, code in enumerate(codes, start=1)
+    ]
     if times:
         return timed_variant(result.command, [code or time for time, code in itertools.zip_longest(times, exits)])
     error = failure_sentence(count_failures(exits), len(exits), "runs")
     # A median of all runs is that of the failed ones, too.
     value = None if error else result.mean if result.median is None else result.median
     return summary_variant(result.command, value, {}, error)
-
-
-def _exit(number: int, code: int | None) -> FailedRun | None:
-    """Return None for a run that succeeded."""
-    return (
-        None if code == 0 else FailedRun("ended by a signal" if code is None else f"exit code {code}", f"run {number}")
-    )
 
 
 class PytestStats(msgspec.Struct):

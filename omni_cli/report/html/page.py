@@ -37,18 +37,14 @@ def render_page(views: Sequence[View]) -> str:
 
 def _get_sections(view: View) -> list[tuple[Section, list[Element]]]:
     """Return a view's sections with parts that the templates know."""
-    found = view.sections_for("page")
-    shown = [(section, [_simplify(part) for part in parts if _has_rows(part)]) for section, parts in found]
+    shown = [(section, [*filter(None, map(_simplify, parts))]) for section, parts in view.sections_for("page")]
     return [(section, parts) for section, parts in shown if parts]
 
 
-def _has_rows(part: Element) -> bool:
-    """False for a gate that judged nothing: its reasons are in the verdict."""
-    return not isinstance(part, LimitList) or bool(part.rows)
-
-
-def _simplify(part: Element) -> Element:
+def _simplify(part: Element) -> Element | None:
     match part:
+        case LimitList(rows=()):
+            return None  # the gate judged nothing: its reasons are in the verdict
         case LimitList(rows=rows):
             columns = ("Limit on", "A", "B", "Worse by [95% CI]", "Limit", "Verdict")
             cells = [(item.name, item.a, item.b, item.change, item.limit, item.verdict) for item in rows]

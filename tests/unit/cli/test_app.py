@@ -15,7 +15,6 @@ import typer
 
 from omni_cli import __version__
 from omni_cli.cli import app, lazy
-from omni_cli.cli.lazy import LazyCommand
 from omni_cli.cli.options import JsonOption, SeedOption, TimeoutOption, VerboseOption
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import DeadlineError, ExitCode, InputError, OmniError, StageError
@@ -69,7 +68,8 @@ def fail(
 
 @pytest.fixture(autouse=True)
 def fail_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(app._Commands.lazy_commands, "fail", LazyCommand(f"{__name__}:fail", "Fail."))
+    monkeypatch.setitem(app._Commands.lazy_commands, "fail", "Fail.")
+    monkeypatch.setitem(sys.modules, "omni_cli.cli.fail", sys.modules[__name__])
 
 
 def test_version_and_help(run: Run) -> None:

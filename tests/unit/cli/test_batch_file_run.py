@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.cli.artifacts import ArtifactWriter
-from omni_cli.cli.generate.batch import BatchFileRun, BatchLine
+from omni_cli.cli.generate.batch import BatchFileRun
 from omni_cli.cli.generate.printers import Printer
+from omni_cli.cli.generate.run import BatchLine
 from omni_cli.cli.terminal.progress import choose_progress
 from omni_cli.requests.outputs import StageInfo
 from omni_cli.serve.exchange import Exchange

@@ -22,7 +22,7 @@ from omni_cli.report.comparison_words import Labels, comparison_notes, gate_fail
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.view import Note, Verdict, View
 from omni_cli.stats.blocks import get_summaries, summarise
-from omni_cli.stats.verdicts import ComparisonResult, compare_records, compare_within, own_report
+from omni_cli.stats.verdicts import ComparisonResult, ComparisonSpec, compare_records, compare_within, own_report
 
 LABELS = Labels("a.json", "b.json")
 
@@ -49,7 +49,9 @@ def test_the_table_of_a_comparison() -> None:
     graph = steady(
         "cudagraph", 1.616, ABBA[1], settings={"execution": "cudagraph"}, memory=Memory(peak_allocated_bytes=28 << 30)
     )
-    found = compare_within(record(eager, graph), limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
+    found = compare_within(
+        record(eager, graph), ComparisonSpec(limits=GateLimits({"e2e_s": 0.03, "peak_allocated_bytes": 0.02}))
+    )
     assert text_of(found).splitlines() == [
         "cudagraph (B) against eager (A), centres of 30 blocks each, measured interleaved",
         "  Metric             eager  cudagraph  B / A [95% CI]        Verdict",
@@ -127,7 +129,7 @@ def test_energy_that_was_asked_for_and_is_not_there_has_a_reason() -> None:
     a, b = pair(20)
     assert not [note for note in comparison_notes(compare_within(record(a, b))) if "energy" in note.message]
     b = msgspec.structs.replace(b, energy=Energy(absent="no NVIDIA device with a counter, and no RAPL"))
-    found = compare_within(record(a, b, msgspec.structs.replace(b, name="c")), metrics=["energy_j"])
+    found = compare_within(record(a, b, msgspec.structs.replace(b, name="c")), ComparisonSpec(metrics=("energy_j",)))
     (note,) = comparison_notes(found)
     assert note.message == "no energy_j: no NVIDIA device with a counter, and no RAPL"
     assert get_failure(found) == Note("no verdict: no NVIDIA device with a counter, and no RAPL")
@@ -145,7 +147,7 @@ def test_an_undecided_pair_names_the_missing_time() -> None:
 
 
 def test_an_inconclusive_gate_names_only_its_own_missing_time() -> None:
-    found = compare_within(record(*pair(12, 1.02, seed=0)), limits=GateLimits({"e2e_s": 0.03}))
+    found = compare_within(record(*pair(12, 1.02, seed=0)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.03})))
     change = units.percent(found.comparisons[0].ratio - 1)
     # Whether the two are equal is another question, with another number.
     assert "more would decide" not in text_of(found)
@@ -169,7 +171,7 @@ def test_work_that_was_varied_is_beside_the_ratio() -> None:
 
 
 def test_markdown_starts_with_the_verdict() -> None:
-    found = compare_within(record(*pair(40, 1.2, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}))
+    found = compare_within(record(*pair(40, 1.2, cv=0.01)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     lines = to_markdown(comparison_view(found, LABELS)).splitlines()
     assert lines[0] == "### omni gate: regression"
     tables = [line for line in lines if line.startswith("|")]
@@ -182,7 +184,9 @@ def test_markdown_starts_with_the_verdict() -> None:
     ("slowdown", "tag", "count"), [(1.0, None, 0), (1.2, "failure", 1), (1.05, "error", 1)], ids=str
 )
 def test_junit(slowdown: float, tag: str | None, count: int) -> None:
-    found = compare_within(record(*pair(40, slowdown, cv=0.01)), limits=GateLimits({"e2e_s": 0.05}, 0.0))
+    found = compare_within(
+        record(*pair(40, slowdown, cv=0.01)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05}, 0.0))
+    )
     (suite,) = ElementTree.fromstring(to_junit(comparison_view(found, LABELS), "x"))
     assert suite.get("tests") == "2"
     for name, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
@@ -191,7 +195,7 @@ def test_junit(slowdown: float, tag: str | None, count: int) -> None:
 
 
 def test_documents_are_plain_json() -> None:
-    found = compare_within(record(*pair(5)), limits=GateLimits({"e2e_s": 0.05, "rtf": 0.1}))
+    found = compare_within(record(*pair(5)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05, "rtf": 0.1})))
     document = json.loads(msgspec.json.encode(compare_document(found, RecordOrigin("a"), RecordOrigin("b"))))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["comparisons"][0]["ci95"] is None

@@ -26,7 +26,7 @@ from omni_cli.report.profile_view import profile_view
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
 from omni_cli.report.tune_view import tune_view
 from omni_cli.report.verify_view import verify_view
-from omni_cli.stats.verdicts import compare_within, own_report
+from omni_cli.stats.verdicts import ComparisonSpec, compare_within, own_report
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,7 @@ def bench_outputs(name: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 def gate_outputs(folder: Path) -> Iterator[tuple[str, str]]:
     cases = {
-        "gate": compare_within(bench_record(), limits=LIMITS),
+        "gate": compare_within(bench_record(), ComparisonSpec(limits=LIMITS)),
         "no gate": compare_within(record(*pair(12, 0.8, cv=0.01))),
     }
     for name, result in cases.items():

@@ -18,7 +18,7 @@ from omni_cli.records.results import RecordOrigin
 from omni_cli.report.comparison_view import compare_document
 from omni_cli.report.html.page import render_page
 from omni_cli.report.units import ratio
-from omni_cli.stats.verdicts import compare_records, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec, compare_records, compare_within
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def compare_page(document: dict, folder: Path) -> Element:
 
 
 def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
-    result = compare_within(record(*pair(slowdown=1.3)), limits=GateLimits({"e2e_s": 0.05}))
+    result = compare_within(record(*pair(slowdown=1.3)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     document = msgspec.to_builtins(compare_document(result, *SOURCES))
     page = compare_page(document, tmp_path)
     assert page.one("p", class_="word").text == "gate: regression"
@@ -50,7 +50,7 @@ def test_a_comparison_shows_the_findings_of_compare(tmp_path: Path) -> None:
 
 
 def test_a_passing_gate_lists_its_limits(tmp_path: Path) -> None:
-    result = compare_within(record(*pair(slowdown=0.8)), limits=GateLimits({"e2e_s": 0.05}))
+    result = compare_within(record(*pair(slowdown=0.8)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     page = compare_page(msgspec.to_builtins(compare_document(result, *SOURCES)), tmp_path)
     verdict = page.one("div", class_="verdict good")
     assert "Within all limits: e2e -2" in verdict.text and "limit +5%" in verdict.text

@@ -64,7 +64,7 @@ def bench_json() -> dict[str, Any]:
 
 
 def compare_json() -> dict[str, Any]:
-    result = compare_within(record(*pair(blocks=8)), limits=GateLimits({"e2e_s": 0.05}))
+    result = compare_within(record(*pair(blocks=8)), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     source = RecordOrigin("a.json", "2026-11-20T10:00:00Z")
     return msgspec.to_builtins(compare_document(result, source, source))
 

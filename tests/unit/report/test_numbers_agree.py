@@ -22,7 +22,7 @@ from omni_cli.report.comparison_view import compare_document, comparison_view
 from omni_cli.report.html.page import render_page
 from omni_cli.report.profile_view import profile_view
 from omni_cli.report.renderers import to_junit, to_markdown, to_text
-from omni_cli.stats.verdicts import compare_records, compare_within, own_report
+from omni_cli.stats.verdicts import ComparisonSpec, compare_records, compare_within, own_report
 
 ROOT = Path(__file__).parents[3]
 LIMITS = GateLimits({"e2e_s": 0.05, "output_tokens_per_second": 0.05, "peak_allocated_bytes": 0.3})
@@ -43,11 +43,11 @@ def drifting(seed: int, slowdown: float) -> Record:
 def outputs(seed: int, slowdown: float) -> dict[str, str]:
     one, other = drifting(seed, slowdown), drifting(seed + 100, slowdown)
     found = {
-        "within": compare_within(one, limits=LIMITS),
+        "within": compare_within(one, ComparisonSpec(limits=LIMITS)),
         "two records": compare_records(
             msgspec.structs.replace(one, variants=one.variants[:1]),
             msgspec.structs.replace(other, variants=(msgspec.structs.replace(other.variants[1], name="a"),)),
-            limits=LIMITS,
+            ComparisonSpec(limits=LIMITS),
         ),
     }
     texts: dict[str, str] = {}

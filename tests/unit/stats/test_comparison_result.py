@@ -15,7 +15,7 @@ from omni_cli.records.record import Failures, Record, Variant
 from omni_cli.records.results import Comparison, Difference, Outputs
 from omni_cli.stats.comparable import ABSENT
 from omni_cli.stats.gate import check_limits
-from omni_cli.stats.verdicts import compare_records, compare_within
+from omni_cli.stats.verdicts import ComparisonSpec, compare_records, compare_within
 
 LIMITS = GateLimits({"e2e_s": 0.05})
 
@@ -46,12 +46,12 @@ def environment(**parts: Any) -> dict[str, Any]:
     ],
 )
 def test_mismatches_are_named_and_are_no_verdict(second: dict[str, Any], field: str) -> None:
-    found = compare_records(*two(**second), limits=LIMITS)
+    found = compare_records(*two(**second), ComparisonSpec(limits=LIMITS))
     assert [item.field for item in found.mismatches] == [field]
     assert not found.is_comparable
     assert found.gate.verdict == "not comparable"
     assert compare_records(*two(**second)).gate is None
-    allowed = compare_records(*two(**second), limits=LIMITS, allowed=[field.rpartition(".")[0]])
+    allowed = compare_records(*two(**second), ComparisonSpec(limits=LIMITS, allowed=(field.rpartition(".")[0],)))
     assert allowed.is_comparable
     assert [item.field for item in allowed.differences] == [field]
     assert allowed.gate.verdict == "pass"
@@ -59,7 +59,7 @@ def test_mismatches_are_named_and_are_no_verdict(second: dict[str, Any], field: 
 
 def test_load_and_code_may_differ() -> None:
     other = environment(conditions={"load_average": 7}, code={"omni": "0.2.0", "commit": "b2"})
-    found = compare_records(*two(environment=other), limits=LIMITS)
+    found = compare_records(*two(environment=other), ComparisonSpec(limits=LIMITS))
     assert found.is_comparable
     assert [item.field for item in found.differences] == ["code.omni", "code.commit"]
 
@@ -79,7 +79,7 @@ def test_other_work_is_not_comparable() -> None:
             msgspec.structs.replace(s, work={"output_tokens": 24.0, "pixels": 9.0}) for s in b.variants[0].samples
         ),
     )
-    found = compare_records(a, msgspec.structs.replace(b, variants=(longer,)), limits=LIMITS)
+    found = compare_records(a, msgspec.structs.replace(b, variants=(longer,)), ComparisonSpec(limits=LIMITS))
     assert found.mismatches == (
         Difference("work.audio_s", "0.48", ABSENT),
         Difference("work.output_tokens", "16", "24"),
@@ -99,7 +99,7 @@ def with_steps(source: Variant, steps: float, **settings: Any) -> Variant:
 def test_a_varied_setting_may_change_the_work(key: str) -> None:
     a, b = pair(20, 1.5, cv=0.001)
     a, b = with_steps(a, 10.0, **{key: 10}), with_steps(b, 20.0, **{key: 20})
-    found = compare_within(record(a, b), limits=GateLimits({"e2e_s": 0.05}))
+    found = compare_within(record(a, b), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     assert found.is_comparable and found.mismatches == ()
     assert found.gate.verdict == "regression" and found.exit_code == 1
     (difference,) = found.pairs[0].work
@@ -114,7 +114,7 @@ def test_work_that_no_varied_setting_explains_is_not_comparable(key: str) -> Non
     found = compare_within(record(a, b))
     assert [item.field for item in found.mismatches] == ["work.denoise_steps"]
     assert not found.is_comparable and found.exit_code == 4 and found.pairs[0].work == ()
-    assert compare_within(record(a, b), limits=LIMITS).gate.verdict == "not comparable"
+    assert compare_within(record(a, b), ComparisonSpec(limits=LIMITS)).gate.verdict == "not comparable"
 
 
 def test_runs_of_a_variant_may_do_different_work() -> None:
@@ -154,12 +154,12 @@ def test_variants_are_matched_by_name() -> None:
 def test_unknown_metrics() -> None:
     a, b = pair(20)
     with pytest.raises(UsageError, match="unknown metric `ttff_s`") as caught:
-        compare_within(record(a, b), metrics=["ttff_s"])
+        compare_within(record(a, b), ComparisonSpec(metrics=("ttff_s",)))
     assert caught.value.hint == "did you mean `ttft_s`?"
     with pytest.raises(UsageError) as caught:
-        compare_records(record(a), record(renamed(b, name="a")), metrics=["zzz"])
+        compare_records(record(a), record(renamed(b, name="a")), ComparisonSpec(metrics=("zzz",)))
     assert caught.value.hint == "there are e2e_s, ttft_s, peak_allocated_bytes, peak_host_rss_bytes"
-    found = compare_within(record(a, b), metrics=["ttft_s"])
+    found = compare_within(record(a, b), ComparisonSpec(metrics=("ttft_s",)))
     assert [item.metric for item in found.comparisons] == ["ttft_s"]
 
 
@@ -181,10 +181,12 @@ def test_is_decided() -> None:
     assert not compare_within(record(*pair(4, 1.5, cv=0.001))).is_decided
     close = record(*pair(40, 1.05, seed=2))
     assert compare_within(close).is_decided
-    assert not compare_within(close, limits=GateLimits({"e2e_s": 0.05})).is_decided
+    assert not compare_within(close, ComparisonSpec(limits=GateLimits({"e2e_s": 0.05}))).is_decided
     noisy = record(*pair(10, 1.02, cv=0.2, seed=1))
-    assert not compare_within(noisy, metrics=["ttft_s"]).is_decided, "the only metric of `--metric` is open"
-    assert compare_within(record(*pair(40, 1.5, cv=0.001)), metrics=["ttft_s"]).is_decided
+    assert not compare_within(noisy, ComparisonSpec(metrics=("ttft_s",))).is_decided, (
+        "the only metric of `--metric` is open"
+    )
+    assert compare_within(record(*pair(40, 1.5, cv=0.001)), ComparisonSpec(metrics=("ttft_s",))).is_decided
 
 
 def test_interleaved() -> None:
@@ -202,7 +204,7 @@ def test_any_failed_variant_fails_records_that_are_compared() -> None:
     for first, second, where in ((a, b, " of B"), (b, a, " of A")):
         mixed = msgspec.structs.replace(b, variants=(*b.variants, broken))
         records = (first, mixed) if first is a else (mixed, second)
-        found = compare_records(*records, limits=LIMITS)
+        found = compare_records(*records, ComparisonSpec(limits=LIMITS))
         assert found.failures == (f"variant `new`{where} failed: out of memory",)
         assert found.gate.verdict == "failed" and found.exit_code is ExitCode.RUN_FAILED
         assert compare_records(*records).exit_code is ExitCode.RUN_FAILED
@@ -212,14 +214,14 @@ def test_any_failed_variant_fails_records_that_are_compared() -> None:
         )
         for sample in b.variants[0].samples
     ]
-    found = compare_records(a, record(renamed(b.variants[0], samples=tuple(samples))), limits=LIMITS)
+    found = compare_records(a, record(renamed(b.variants[0], samples=tuple(samples))), ComparisonSpec(limits=LIMITS))
     assert found.failures == ("variant `x` of B failed: 40 of 80 requests failed: 40 x timeout; the first one: late",)
 
 
 def test_a_metric_that_a_failed_variant_lacks_is_no_mistake() -> None:
     a, b = two()
     empty = record(renamed(b.variants[0], samples=(), error="out of memory"))
-    assert compare_records(a, empty, limits=LIMITS, metrics=["ttft_s"]).gate.verdict == "failed"
+    assert compare_records(a, empty, ComparisonSpec(limits=LIMITS, metrics=("ttft_s",))).gate.verdict == "failed"
     check_limits(GateLimits({"ttft_s": 0.05}), [empty, empty])
     with pytest.raises(UsageError, match="unknown metric"):
         check_limits(GateLimits({"ttff_s": 0.05}), [a, b])

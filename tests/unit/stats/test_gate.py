@@ -17,7 +17,7 @@ from omni_cli.records.record import Energy, Memory, StoppingPlan, Variant
 from omni_cli.records.results import EXIT_CODES, Difference, GateResult, Outputs
 from omni_cli.stats.compare import MARGIN, Compared, compare_variants, memory_peaks
 from omni_cli.stats.gate import judge
-from omni_cli.stats.verdicts import compare_within
+from omni_cli.stats.verdicts import ComparisonSpec, compare_within
 
 RANK = {"regression": 0, "inconclusive": 1, "pass": 2}
 
@@ -258,7 +258,7 @@ def test_a_limit_on_a_missing_metric_does_not_pass() -> None:
 def test_a_pair_without_the_metric_does_not_pass_with_the_others() -> None:
     a, b = pair(40, cv=0.001)
     alone = variant("c", np.full((0, 2), 0.1), slots=(0, 1))
-    gate = compare_within(record(a, b, alone), limits=GateLimits({"e2e_s": 0.05})).gate
+    gate = compare_within(record(a, b, alone), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05}))).gate
     assert gate is not None and gate.verdict == "inconclusive"
     assert [(metric.b, metric.verdict) for metric in gate.metrics] == [("b", "pass"), ("c", "inconclusive")]
 
@@ -273,7 +273,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
 def test_a_failed_variant_fails_the_gate() -> None:
     a, b = pair(20)
     broken = variant("b", np.full((3, 2), 0.1), slots=ABBA[1], error="out of memory in block 3", memory=Memory())
-    found = compare_within(record(a, broken), limits=GateLimits({"e2e_s": 0.05}))
+    found = compare_within(record(a, broken), ComparisonSpec(limits=GateLimits({"e2e_s": 0.05})))
     assert found.gate.verdict == "failed"
     assert found.gate.reasons == ("variant `b` failed: out of memory in block 3",)
     assert compare_within(record(a, b)).gate is None

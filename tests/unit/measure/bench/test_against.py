@@ -38,8 +38,8 @@ def repository(tmp_path: Path) -> Path:
 
 def test_the_files_of_a_commit_in_a_temporary_folder(repository: Path) -> None:
     commit = find_commit("new", repository)
-    assert commit.ref == "new" and len(commit.commit) == 40
-    with checked_out(commit) as folder:
+    assert commit[0] == repository and len(commit[1]) == 40
+    with checked_out(*commit) as folder:
         assert (folder / WORKER).read_text() == "committed"
     assert not folder.exists()
     assert (repository / WORKER).read_text() == "changed since", "the clone itself is left alone"
@@ -59,7 +59,7 @@ def test_a_commit_has_its_own_worker_and_entry_points(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_removes_the_folder_as_well(repository: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), checked_out(find_commit("new", repository)) as folder:
+    with pytest.raises(KeyboardInterrupt), checked_out(*find_commit("new", repository)) as folder:
         raise KeyboardInterrupt
     assert not folder.exists()
 

@@ -32,9 +32,9 @@ def test_requests_with_media(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "a", "image": "a.png", "seed": 7}, {"prompt": "b", "audio": ["a.wav", "a.wav"]})
     found = describe_requests(path, CONFIG, lambda _: None)
     assert found.num_requests == 2
-    first, second = measured_requests(path, CONFIG)
-    assert first.request.media.images[0].shape == (32, 48, 3) and first.request.seed == 7 and first.has_seed
-    assert len(second.request.media.audio) == 2 and not second.has_seed
+    (first, has_seed), (second, has_second_seed) = measured_requests(path, CONFIG)
+    assert first.media.images[0].shape == (32, 48, 3) and first.seed == 7 and has_seed
+    assert len(second.media.audio) == 2 and not has_second_seed
     workload = Workload(batch_size=2, requests=found).describe(CONFIG)
     assert workload["requests_sha256"] == found.sha256 and "input_len" not in workload
     (tmp_path / "a.png").write_bytes(encode_png(np.ones((32, 48, 3), np.uint8)))

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from support.planned_variants import PlannedRunner, compare_times, measure_planned
 
-from omni_cli.measure.bench import device_load
-from omni_cli.measure.bench.device_load import RunSpans
+from omni_cli.measure.bench import utilisation
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters, UtilisationSampler
+from omni_cli.measure.bench.utilisation import Counters, GpuState, MachineCounters, RunSpans, UtilisationSampler
 from omni_cli.records.record import DeviceLoad, Record
 
 RUN_S = 0.1
@@ -117,7 +116,7 @@ def test_the_user_decides(tmp_path: Path) -> None:
 
 
 def test_the_load_of_each_variant_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_load, "SETTLED_S", 0.0)
+    monkeypatch.setattr(utilisation, "SETTLED_S", 0.0)
     record, _ = measure(tmp_path, Device(pause_s=0.002), MINUTE)
     load = DeviceLoad(index=3, sm_clock_mhz=1500, max_sm_clock_mhz=1980, power_w=690, power_limit_w=LIMIT_W)
     assert {variant.device_load for variant in record.variants} == {(load,)}

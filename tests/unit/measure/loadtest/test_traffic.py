@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, OpenLoop, Traffic, arrival_times
+from omni_cli.measure.loadtest.traffic import Clients, ClosedLoop, OpenLoop, Send, Traffic, arrival_times
 from omni_cli.openai_api.client import Outcome, RequestFailure
 
 
@@ -34,8 +34,18 @@ class Server:
         return Outcome(due_s, sent_s, time.perf_counter())
 
 
+async def send_all(traffic: Traffic, send: Send, count: int, number: int = 0) -> list[Outcome]:
+    if isinstance(traffic, OpenLoop):
+        return await traffic.run(send, count, number)
+    clients = Clients(min(traffic.concurrency, count))
+    try:
+        return await clients.window(send, count)
+    finally:
+        await clients.close()
+
+
 def run(traffic: Traffic, server: Server, count: int, number: int = 0) -> list[Outcome]:
-    return asyncio.run(traffic.run(server.send, count, number))
+    return asyncio.run(send_all(traffic, server.send, count, number))
 
 
 @pytest.mark.parametrize(("concurrency", "count"), [(1, 5), (3, 10), (8, 5)])
@@ -86,7 +96,7 @@ def test_all_at_once() -> None:
 
 def test_an_interrupt_leaves_no_request_behind() -> None:
     async def interrupted(traffic: Traffic, server: Server) -> int:
-        task = asyncio.create_task(traffic.run(server.send, 10, 0))
+        task = asyncio.create_task(send_all(traffic, server.send, 10))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.wait({task})
@@ -152,7 +162,7 @@ def test_an_error_in_a_client_ends_the_window() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        asyncio.run(ClosedLoop(2).run(broken, 4, 0))
+        asyncio.run(send_all(ClosedLoop(2), broken, 4))
 
 
 def test_defaults_and_settings() -> None:
