@@ -16,7 +16,7 @@ LINES = {
     "core": 1_350,
     "engine": 4_300,
     "measure": 11_300,
-    "models": 12_450,
+    "models": 12_500,
     "openai_api": 1_600,
     "records": 2_850,
     "report": 4_400,
