@@ -371,6 +371,23 @@ SEAMS: dict[str, dict[str, str]] = {
         "_get_hf_mm_inputs(mm_items)": "is overridden: it pads audio",
         "_postprocess_hf_mm_data(processed_data)": "is overridden: it counts padding",
     },
+    "vllm.model_executor.models.whisper:WhisperEncoderAttention.": {
+        "forward_cpu(query, key, value, cu_seqlens)": "is overridden with the kernel of `CPU_ATTN`",
+        "register_oot(name)": "has vLLM make our layer",
+    },
+    "vllm._custom_ops:": {
+        "cpu_attention_with_kv_cache(query, key_cache, value_cache, output, query_start_loc, seq_lens, block_table)": (
+            "is called for a sound's rows"
+        ),
+        "cpu_attn_get_scheduler_metadata(num_reqs, num_heads, num_kv_heads, head_dim, seq_lens, enable_kv_split)": (
+            "plans that"
+        ),
+        "cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, isa)": "fills a block",
+    },
+    "vllm.v1.attention.backends.cpu_attn:": {
+        "CPUAttentionBackend.get_supported_head_sizes": "tells what the kernel is for",
+        "_get_attn_isa(dtype, block_size, head_size)": "chooses its instructions",
+    },
     "vllm.model_executor.models.whisper:WhisperForConditionalGeneration.": {
         "get_generation_prompt(stt_params)": "is called for a prompt, whose text is changed",
         "get_language_detection_prompt(audio, stt_config)": "is called to detect a language",

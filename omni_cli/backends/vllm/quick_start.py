@@ -54,5 +54,7 @@ class PagesOnUse(TorchFunctionMode):
         if func is torch.zeros and kwargs.get("dtype") is torch.int8:
             with contextlib.suppress(OSError):  # torch's own refusal has a hint
                 pages = mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with contextlib.suppress(OSError, AttributeError):  # of a system without large pages
+                    pages.madvise(mmap.MADV_HUGEPAGE)  # a third faster to attend to than pages of 4 KiB
                 return torch.frombuffer(pages, dtype=torch.int8)
         return func(*args, **kwargs)

@@ -19,6 +19,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError
+from omni_cli.models.transcription import encoder_attention  # noqa: F401 - vLLM's encoders find it
 from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
 from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_languages, read_own
