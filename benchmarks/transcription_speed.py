@@ -3,11 +3,11 @@
     python benchmarks/transcription_speed.py --model DIR [--minutes 60] [--rounds 3]    # needs espeak-ng
 
 Both hear one recording, and four at once, interleaved on the same processor; transformers, in this process, hears the
-four as its batch. Each side decodes the MP3 itself, and both have loaded their model. The texts must be the same. The
-memory is the PSS of all processes of the server, its highest in a request less that of a recording of a minute. The
-processor time of both sides is printed beside the clock's, which other programs on the machine lengthen. The
-exit code is 1 if one recording is less than 1.5 times as fast, four less than 2.5, more than 300 MiB are added, or
-texts differ.
+four as one batch, with which omni is compared, and one after another, as its pipeline does by default. Each side
+decodes the MP3 itself, and both have loaded their model. The texts must be the same. The memory is the PSS of all
+processes of the server, its highest in a request less that of a recording of a minute. The processor time of both sides
+is printed beside the clock's, which other programs on the machine lengthen. The exit code is 1 if one recording is less
+than 1.5 times as fast, four less than 2.5, more than 300 MiB are added, or texts differ.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from omni_cli.requests.media.reading import load_speech
 NUM_FILES = 4
 AIMS = {1: 1.5, NUM_FILES: 2.5}
 MAX_ADDED_MIB = 300.0
+OMNI, BATCH, IN_TURN = "omni", "transformers", "transformers one after another"
 
 
 class LongForm:
@@ -98,7 +99,7 @@ def peak_of_memory(server: Server) -> Iterator[list[float]]:
 
 def processor_s(server: Server, side: str) -> float:
     """Return the processor time that a side has used so far."""
-    processes = server._tree() if side == "omni" else [psutil.Process()]
+    processes = server._tree() if side == OMNI else [psutil.Process()]
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
@@ -127,17 +128,21 @@ def main() -> int:
             f"memory: {of_minute[0]:.0f} MiB with a minute, {added:.0f} MiB more with {options.minutes:g}\n"
         )
         for count, aim in AIMS.items():
-            times_s: dict[str, list[float]] = {"omni": [], "transformers": []}
-            used_s: dict[str, list[float]] = {"omni": [], "transformers": []}
+            sides = [OMNI, BATCH] if count == 1 else [OMNI, BATCH, IN_TURN]
+            times_s, used_s = ({side: list[float]() for side in sides} for _ in range(2))
             texts: dict[str, list[str]] = {}
-            for _, side in interleaved(["omni", "transformers"], options.rounds):
+            for _, side in interleaved(sides, options.rounds):
                 began_s, used_before_s = time.monotonic(), processor_s(server, side)
                 files = longs[:count]
-                texts[side] = hear_with_omni(server, files) if side == "omni" else reference.hear(files)
+                if side == OMNI:
+                    texts[side] = hear_with_omni(server, files)
+                else:
+                    parts = [files] if side == BATCH else [[file] for file in files]
+                    texts[side] = [text for part in parts for text in reference.hear(part)]
                 times_s[side].append(time.monotonic() - began_s)
                 used_s[side].append(processor_s(server, side) - used_before_s)
-            ratio = ratio_of_medians(times_s["transformers"], times_s["omni"])
-            is_same = texts["omni"] == texts["transformers"]
+            ratio = ratio_of_medians(times_s[BATCH], times_s[OMNI])
+            is_same = texts[OMNI] == texts[BATCH]
             is_good &= ratio.value >= aim and is_same
             used = {side: f"processor {min(each):.0f} to {max(each):.0f}" for side, each in used_s.items()}
             seconds = ", ".join(

@@ -20,7 +20,7 @@ Canaries = Literal["new", "own"]
 NUM_CANARIES = 6
 _CANARY_TOKENS = 4
 _SAME_PAUSE, _LONGEST_PAUSE = 0.8, 2.0
-_FEW_SERVED, _FEW_QUEUED, _FITS, _MOST = 8, 4, 0.75, 0.85
+_FEW_SERVED, _FEW_QUEUED, _FITS, _CLEARLY, _MOST = 8, 4, 0.6, 0.75, 0.85
 
 
 def has_prompt(body: Mapping[str, Any]) -> bool:
@@ -155,7 +155,7 @@ def limit_of_stairs(stairs: Sequence[Stair | None]) -> int | None:
     if sums[1][1] < _FEW_QUEUED * len(same):
         return None
     at_once, by_place, by_turn = ((fitting + 1) / (began + 1) for fitting, began in sums)
-    return limit if min(at_once, by_place) > _FITS and by_turn < _FITS * by_place else None
+    return limit if at_once > _CLEARLY and by_place > _FITS and by_turn < _CLEARLY * by_place else None
 
 
 def served_at_once(outcomes: Iterable[Outcome], pause_s: float = 0.0) -> int:

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from omni_cli.backends.execution.cuda_graphs import RowGraphs
 from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
@@ -68,6 +67,9 @@ class StackedLinear(nn.Module):
         self._later: list[torch.Tensor] = []
 
     def _load(self, weight: torch.Tensor, loaded: Any) -> None:
+        # Small checkpoints are built with this module, and without vLLM.
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
         parts = weight.data.split(list(self._sizes.values()))
         default_weight_loader(dict(zip(self._sizes, parts, strict=True))[loaded.shard_id], loaded)
 

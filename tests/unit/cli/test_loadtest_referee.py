@@ -110,8 +110,12 @@ def rate_for(places: int) -> tuple[Plan, tuple[str, ...]]:
 @pytest.mark.parametrize("places", [1, 2, 4])
 def test_a_limit_is_named_in_an_open_loop(measure: Measure, places: int) -> None:
     plan, load = rate_for(places)
+    named = f"at once, in which 0 is none: {places} of"
     code, err = measure([fixed(plan), fixed(plan, parallel=places)], *load)
-    assert f"at once, in which 0 is none: {places} of" in err
+    for _ in range(2):
+        if named not in err and "conditions.late client" in err:  # not valid, as `--strict` says: measured again
+            code, err = measure([fixed(plan), fixed(plan, parallel=places)], *load)
+    assert named in err
     assert code == 4 and "conditions.parallel limit" in err
 
 
