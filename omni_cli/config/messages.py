@@ -165,7 +165,8 @@ def _other_home(key: str, path: TreePath, data: Any, models: Models) -> str | No
             return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
     own = models[str(path[1])].model_fields
     if kind == "diffusion" and suggest(key, own) is None:
-        return next((f"did you mean `{name}`?" for name in own if name.endswith(f"_{key}")), _CALL)
+        longer = [name for name in own if name.endswith(f"_{key}")]
+        return f"did you mean `{longer[0]}`?" if len(longer) == 1 else _CALL
     return None
 
 

@@ -9,15 +9,8 @@ from pathlib import Path
 
 from omni_cli.checkpoints.adapters import check_adapters
 from omni_cli.checkpoints.architectures import check_known
-from omni_cli.checkpoints.files import (
-    describes_encoder,
-    read_family,
-    read_model_kind,
-    read_object,
-    weight_files,
-    weight_shapes,
-)
-from omni_cli.checkpoints.hub import download
+from omni_cli.checkpoints.files import describes_encoder, read_family, read_model_kind, read_object, weight_shapes
+from omni_cli.checkpoints.hub import download, needed_files
 from omni_cli.checkpoints.resolve import find_folder
 from omni_cli.config.families import BUILTIN_PREFIX, Family, families
 from omni_cli.config.schema import EngineConfig, StageConfig
@@ -79,8 +72,8 @@ def check_fit(config: EngineConfig, folder: Path) -> None:
 def read_ahead(folder: Path) -> None:
     """Have the system read the weights into its cache, unless they take more than half of the memory that is free."""
     with contextlib.suppress(OSError, CheckpointError):  # a stage will say what is wrong with a file
-        parts = {file.parent for file in folder.rglob("*.safetensors")}
-        files = [file for part in parts for file in weight_files(part)]
+        names = (str(file.relative_to(folder)) for file in folder.rglob("*.safetensors"))
+        files = [folder / name for name in needed_files(folder, names)]
         fits = 2 * sum(file.stat().st_size for file in files) <= read_memory().available_bytes
         for file in files if fits and hasattr(os, "posix_fadvise") else ():
             with file.open("rb") as opened:

@@ -126,7 +126,7 @@ class MediaDecoder:
             with in_memory(content) as file:
                 yield file
         except InputError as error:
-            too_long = f"longer than {self._max_speech_s:g} s, the maximum"
+            too_long = f"the audio in `{param}` is longer than {self._max_speech_s:g} s, the maximum"
             message = error.in_one_line.replace(too_long, f"{too_long} of this server's `--max-audio-seconds`")
             raise APIError(400, message, code=f"invalid_{what}", param=param) from error
 

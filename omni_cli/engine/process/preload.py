@@ -66,11 +66,13 @@ def preloading() -> Iterator[None]:
         prepare_libraries()
         with capabilities_by_nvml(), quick_package_names():
             yield
+        told = f"imports took {time.perf_counter() - began_s:.2f} s"
     except Exception as error:  # noqa: BLE001 - whatever a library raises while it is imported
-        sys.stderr.write(f"preload: {type(error).__name__}: {error}\n")
+        told = f"preload: {type(error).__name__}: {error}"
     finally:
         gc.freeze()
         gc.enable()
         stopped.set()
         watch.join()  # before anything is forked
-        sys.stderr.write(f"imports took {time.perf_counter() - began_s:.2f} s\n")
+    with contextlib.suppress(OSError):  # who reads it may have ended
+        sys.stderr.write(f"{told}\n")

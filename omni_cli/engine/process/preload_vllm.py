@@ -26,10 +26,12 @@ with preloading():
     from omni_cli.core.compat import replace_attributes
 
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # vLLM imports it for traces, which no stage makes
-    # A class for a server's requests is then built when it is first used, and most of them never.
-    with replace_attributes(pydantic.BaseModel, model_config={"defer_build": True}):
-        from omni_cli.backends.vllm.text_stage import TextStage
-    del sys.modules["opentelemetry"]
+    try:
+        # A class for a server's requests is then built when it is first used, and most of them never.
+        with replace_attributes(pydantic.BaseModel, model_config={"defer_build": True}):
+            from omni_cli.backends.vllm.text_stage import TextStage
+    finally:
+        del sys.modules["opentelemetry"]
 
     importlib.import_module(TextStage.worker_cls("ar").rpartition(".")[0])
     if torch.version.cuda:

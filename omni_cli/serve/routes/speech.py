@@ -297,10 +297,7 @@ def _checked_seconds(service: Service, body: VoiceUpload, decoder: MediaDecoder)
     body.audio_sample.file.seek(0)
     samples, rate = decoder.audio(body.audio_sample.file, "audio_sample", max_s=_max_s(service))
     voice = ReferenceVoice(samples, rate, body.ref_text, "audio in `audio_sample`")
-    try:
-        check_voices([voice], service.capabilities.cloning)
-    except InputError as error:
-        raise APIError(400, error.message, code="invalid_audio", param="audio_sample") from error
+    _check_voices(service, [voice], decoder, "audio_sample")
     return len(samples) / rate
 
 

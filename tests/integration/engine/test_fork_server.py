@@ -116,6 +116,25 @@ def test_a_package_that_does_not_load_is_left_to_the_stage(capsys: pytest.Captur
     assert capsys.readouterr().err.splitlines()[-1] == "preload: ValueError: of another package"
 
 
+FAILING = """
+import os, sys
+
+sys.modules["omni_cli.backends.vllm.text_stage"] = None
+ours, theirs = os.pipe()
+os.close(ours)
+os.dup2(theirs, 2)
+import omni_cli.engine.process.preload_vllm
+import pydantic
+
+print("opentelemetry" in sys.modules, pydantic.BaseModel.model_config)
+"""
+
+
+def test_imports_that_fail_leave_no_trace_and_need_no_reader_of_their_output() -> None:
+    made = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
+    assert made.stdout.split(maxsplit=1) == ["False", "{}\n"]
+
+
 LOOKS_LIKE_CUDA = """
 import sys
 

@@ -136,6 +136,7 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bench -p 8000", "`omni profiles list`"),
         ("bench -p tiny-image --set image.steps=2", "`num_inference_steps`"),
         ("bench -p tiny-image --set image.oddity=2", "belong in `call`"),
+        ("bench -p tiny-image --set image.size=64", "belong in `call`"),
         ("loadtest a:1 -c 4", "`--concurrency`"),
         ("loadtest a:1 --concurrency 4,8", "`--vary KEY=4,8`"),
         ("loadtest a:1 --dataset a.jsonl", "`--requests`"),

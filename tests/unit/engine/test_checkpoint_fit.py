@@ -103,8 +103,13 @@ def test_a_pipeline_that_diffusers_lacks_is_named_without_importing_it(tmp_path:
 
 
 def test_weights_are_read_ahead_whole_unless_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "vae").mkdir()
-    sizes = {"model.safetensors": 5 * 2**20 // 2, "consolidated.safetensors": 8, "vae/model.safetensors": 9}
+    classes = {"transformer": "QwenImageTransformer2DModel", "vae": "AutoencoderKLQwenImage"}
+    parts = {name: ["diffusers", kind] for name, kind in classes.items()}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "QwenImagePipeline", **parts}))
+    for part in (*parts, "other"):
+        (tmp_path / part).mkdir()
+    unused = {"whole.safetensors": 2**24, "vae/model.fp16.safetensors": 2**24, "other/model.safetensors": 2**24}
+    sizes = {"transformer/model.safetensors": 5 * 2**20 // 2, "vae/model.safetensors": 9, **unused}
     for name, size in sizes.items():
         (tmp_path / name).write_bytes(bytes(size))
     asked: list[tuple[str, int, int]] = []
@@ -120,5 +125,5 @@ def test_weights_are_read_ahead_whole_unless_memory_is_short(tmp_path: Path, mon
     monkeypatch.setattr(checkpoint_fit, "read_memory", lambda: HostMemory(2**23, 2**23, None))
     checkpoint_fit.read_ahead(tmp_path)
     mib = 2**20
-    whole = [("model.safetensors", number * mib, mib) for number in range(3)]
-    assert sorted(asked) == [*whole, ("vae/model.safetensors", 0, mib)], "once each, and not the same weights twice"
+    whole = [("transformer/model.safetensors", number * mib, mib) for number in range(3)]
+    assert asked == [*whole, ("vae/model.safetensors", 0, mib)], "once each, and nothing that no stage loads"

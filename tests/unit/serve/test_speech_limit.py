@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from omni_cli.core.errors import InputError
+from omni_cli.requests.media.reading import MediaReader
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.limits import MAX_AUDIO_S, MAX_SPEECH_S, Limits
 from omni_cli.serve.media import decode_media
@@ -43,6 +45,16 @@ def test_the_error_of_a_recording_that_is_too_long_names_the_option(seconds: flo
     expected = "the audio in `file` is longer than 2 s, the maximum of this server's `--max-audio-seconds`"
     expected += " (cut it into shorter files)"
     assert (raised.value.status, raised.value.message) == (400, expected)
+
+
+def test_a_video_as_long_as_the_limit_of_audio_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("the video in `file` is longer than 600 s, the maximum", hint="cut it")
+
+    monkeypatch.setattr(MediaReader, "video", refuse)
+    with pytest.raises(APIError) as raised:
+        hear(1.0, Limits(max_audio_s=600.0), "video")
+    assert raised.value.message == "the video in `file` is longer than 600 s, the maximum (cut it)"
 
 
 def test_other_audio_keeps_its_limit() -> None:
