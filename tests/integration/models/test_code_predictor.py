@@ -128,7 +128,9 @@ def test_graphs_return_the_codes_of_the_predictor_for_any_number_of_requests(pre
 def test_a_frame_that_is_not_numbers_leaves_nothing_to_the_next_one(predictor):
     hidden, first = inputs(2)
     expected, _ = predictor(hidden, first)
-    predictor(torch.full_like(hidden, float("nan")), first)
+    broken = torch.full_like(hidden, float("nan"))
+    predictor(broken, first)
+    predictor(broken, first, torch.tensor([0.0, 0.5])[:, None].expand(2, CODEBOOKS - 1))  # greedy and sampled
     codes, _ = predictor(hidden, first)
     assert codes.tolist() == expected.tolist()
 
