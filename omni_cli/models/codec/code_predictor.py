@@ -190,7 +190,9 @@ class CodePredictor:
         # Rounding must not lead past the last kept code; rows that are not numbers keep none.
         last = (kept > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1
         chosen = torch.minimum((reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True), last)
-        return ids.gather(-1, chosen).squeeze(-1)
+        # Codes that are as probable come in any order; a greedy request's is the first, as without others beside it.
+        first = ids.masked_fill(top < top[:, :1], logits.shape[-1]).amin(dim=-1, keepdim=True)
+        return torch.where(draws > 0, ids.gather(-1, chosen), first).squeeze(-1)
 
 
 def make_code_predictor(config: Any, width: int) -> Any:
