@@ -289,7 +289,6 @@ SEAMS: dict[str, dict[str, str]] = {
             "is the head"
         ),
         "model_loader.base_loader:_get_online_quantization_config(vllm_config)": "is called for quantized weights",
-        "model_loader.weight_utils:default_weight_loader(param, loaded_weight)": "loads a code predictor",
         "model_loader:get_model_cls(model_config)": "is called for the interface of transcription",
         "model_loader:register_model_loader(load_format)": "names that loader",
         "models.glm4:Glm4DecoderLayer.__init__(vllm_config, prefix, config)": "is the prior's",

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from omni_cli.backends.execution.cuda_graphs import RowGraphs
 from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
@@ -68,8 +67,8 @@ class StackedLinear(nn.Module):
         self._later: list[torch.Tensor] = []
 
     def _load(self, weight: torch.Tensor, loaded: Any) -> None:
-        parts = weight.data.split(list(self._sizes.values()))
-        default_weight_loader(dict(zip(self._sizes, parts, strict=True))[loaded.shard_id], loaded)
+        parts = dict(zip(self._sizes, weight.data.split(list(self._sizes.values())), strict=True))
+        parts[loaded.shard_id].copy_(loaded)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._later:
