@@ -204,6 +204,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "transformers_utils.processor:get_video_processor_cls_name_from_config(processor_name, revision)": (
             "names the processor of a checkpoint"
         ),
+        "tokenizers:cached_tokenizer_from_config(model_config)": "tells a Whisper's token of no times",
         "v1.core.kv_cache_manager:KVCacheManager(usage)": "is read for a profile",
         "v1.core.sched.async_scheduler:AsyncScheduler(schedule)": "is derived from",
         "v1.core.sched.request_queue:RequestQueue.prepend_request(request)": "is called on waiting requests",
@@ -289,7 +290,6 @@ SEAMS: dict[str, dict[str, str]] = {
             "is the head"
         ),
         "model_loader.base_loader:_get_online_quantization_config(vllm_config)": "is called for quantized weights",
-        "model_loader.weight_utils:default_weight_loader(param, loaded_weight)": "loads a code predictor",
         "model_loader:get_model_cls(model_config)": "is called for the interface of transcription",
         "model_loader:register_model_loader(load_format)": "names that loader",
         "models.glm4:Glm4DecoderLayer.__init__(vllm_config, prefix, config)": "is the prior's",

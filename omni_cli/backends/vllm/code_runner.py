@@ -131,10 +131,8 @@ class FrameStore:
         frames = [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
         draws = None
         if not all(request.is_greedy for request in requests):
-            drawn = np.zeros((len(requests), self.num_codebooks - 1), np.float32)
-            for row, request, frame in zip(drawn, requests, frames, strict=True):
-                if not request.is_greedy:
-                    row[:] = request.draws.get(frame)
+            pairs = zip(requests, frames, strict=True)
+            drawn = np.stack([request.draws.get(frame) * (not request.is_greedy) for request, frame in pairs])
             draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
         codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws)
         for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):

@@ -67,11 +67,8 @@ class StackedLinear(nn.Module):
         self._later: list[torch.Tensor] = []
 
     def _load(self, weight: torch.Tensor, loaded: Any) -> None:
-        # Small checkpoints are built with this module, and without vLLM.
-        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
-
-        parts = weight.data.split(list(self._sizes.values()))
-        default_weight_loader(dict(zip(self._sizes, parts, strict=True))[loaded.shard_id], loaded)
+        parts = dict(zip(self._sizes, weight.data.split(list(self._sizes.values())), strict=True))
+        parts[loaded.shard_id].copy_(loaded)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._later:
@@ -189,12 +186,15 @@ class CodePredictor:
             before = kept.cumsum(dim=-1) - kept
             kept = kept.masked_fill(before >= sampling.top_p, 0.0)
         reached = kept.cumsum(dim=-1)
-        # Rounding must not lead past the last kept code.
-        chosen = (reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True)
-        return ids.gather(-1, torch.minimum(chosen, (kept > 0).sum(dim=-1, keepdim=True) - 1)).squeeze(-1)
+        # Rounding must not lead past the last kept code; rows that are not numbers keep none.
+        last = (kept > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1
+        chosen = torch.minimum((reached <= draws * reached[:, -1:]).sum(dim=-1, keepdim=True), last)
+        # Codes that are as probable come in any order; a greedy request's is the first, as without others beside it.
+        first = ids.masked_fill(top < top[:, :1], logits.shape[-1]).amin(dim=-1, keepdim=True)
+        return torch.where(draws > 0, ids.gather(-1, chosen), first).squeeze(-1)
 
 
-def make_code_predictor(config: Any, width: int) -> nn.Module:
+def make_code_predictor(config: Any, width: int) -> Any:
     """Create the code predictor of Qwen3-Omni and Qwen3-TTS, with a projection if the talker's `width` is another."""
     predictor: Any = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
         config, dtype=torch.get_default_dtype()
@@ -203,8 +203,7 @@ def make_code_predictor(config: Any, width: int) -> nn.Module:
         tables = [nn.Embedding(config.vocab_size, width) for _ in range(config.num_code_groups - 1)]
         predictor.model.codec_embedding = nn.ModuleList(tables)
         predictor.small_to_mtp_projection = nn.Linear(width, config.hidden_size)
-    made: nn.Module = predictor
-    return made
+    return predictor
 
 
 def _allow_other_sizes(*tensors: torch.Tensor) -> None:
