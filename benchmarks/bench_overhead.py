@@ -174,7 +174,7 @@ class Bench:
             input_len=INPUT_LEN, output_len=INPUT_LEN, given_lengths=(), inputs="", records_inputs=False,
         )  # fmt: skip
         await self._ask(load, Loaded)
-        return self._worker.llm
+        return self._worker._workload.llm
 
     async def iterate(self, number: int) -> Ran:
         return await self._ask(Run(number), Ran)

@@ -124,8 +124,8 @@ def _build(folder: Path) -> None:
     # The plain call warns each time about a default of Qwen-Image's that has no effect here.
     logging.set_verbosity_error()
 
-    tiny_image(folder / "tiny-image", seed=0)
-    tiny_video(folder / "tiny-video", seed=0)
+    tiny_image(folder / "tiny-image", 0)
+    tiny_video(folder / "tiny-video", 0)
 
 
 def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result:

@@ -26,8 +26,7 @@ _COMPLETION = "_OMNI_COMPLETE"  # set by shells
 _MAX_WORDS = 10_000  # more would take seconds to parse
 # The shell's code for a program ended by SIGPIPE; 0 or 1 could be mistaken for a verdict.
 _BROKEN_PIPE = 141
-# The usual limit, 1024, is less than a server with as many clients needs.
-_OPEN_FILES = 65536
+_OPEN_FILES = 65536  # the usual limit, 1024, is less than a server with as many clients needs
 
 _SERVER_HINT = "`omni loadtest URL` measures a running server"
 # Options that moved to another command.
@@ -148,7 +147,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # again, while the first was being reported
         code = ExitCode.INTERRUPTED
     interrupts.ignore()
-    gc.freeze()  # or Python searches all that was imported for garbage before it exits
+    if "triton" not in sys.modules:  # it would list all that is left as leaked
+        gc.freeze()  # or Python searches all that was imported for garbage before it exits
     sys.exit(code)
 
 
@@ -267,7 +267,7 @@ def _argument_hint(error: Any, context: Any) -> str | None:
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
     good, dots, bad = str(context and context.params.get("good")).partition("..")
     if dots and context is not None:
-        return f"did you mean `{context.command_path} {good} {bad or 'HEAD'}`?"
+        return f"did you mean `{context.command_path} {good or 'HEAD'} {bad.lstrip('.') or 'HEAD'}`?"
     if extra is None or context is None:
         return None
     from omni_cli.config.bundled import bundled_profiles

@@ -198,6 +198,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "sequence:IntermediateTensors(tensors, __getitem__)": "is what pipeline ranks send, with our rows",
         "renderers.hf:_try_get_processor_chat_template(tokenizer)": "is replaced where a model has no processor",
         "renderers.hf:maybe_make_thread_pool(tokenizer, copies)": "is called for one copy",
+        "tokenizers:cached_tokenizer_from_config(model_config)": "has a Whisper's marks for its rules",
         "tool_parsers:ToolParser(adjust_request)": "forces calls by a grammar, as JSON",
         "tool_parsers:ToolParserManager(list_registered)": "names the parsers of calls",
         "triton_utils.dispatcher:_rebind_kernels(overrides)": "looks through vLLM's modules alone",
@@ -530,6 +531,7 @@ SOURCES: dict[str, dict[str, list[str]]] = {
         "vllm.v1.structured_output.backend_guidance:GuidanceBackend.__post_init__": ["self.ll_tokenizer"],
         "vllm.v1.structured_output:StructuredOutputManager.__init__": ["self.backend", "self.tokenizer"],
         "vllm.v1.structured_output:StructuredOutputManager.grammar_init": ["if self.backend is None:"],
+        "vllm.tracing.otel:init_otel_tracer": ["if not _IS_OTEL_AVAILABLE:"],  # its imports may be missing
         "vllm.triton_utils.dispatcher:_rebind_kernels": ["in list(sys.modules.values())"],
         "vllm.v1.worker.utils:allocate_kv_cache": ["torch.zeros(buf_size, dtype=torch.int8"],
         "vllm.v1.worker.cpu_worker:CPUWorker.init_device": ["self.model_runner = CPUModelRunner("],

@@ -226,6 +226,12 @@ class TestProcess:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
 
+    def test_the_end_lists_nothing_that_libraries_leave(self) -> None:
+        pytest.importorskip("triton")
+        code = "import triton._C.libtriton; from omni_cli.cli.app import main; main()"
+        done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("omni") and done.stderr == ""
+
     def test_a_closed_pipe_is_no_error(self) -> None:
         reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
         reader.wait()
