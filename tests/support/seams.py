@@ -205,7 +205,6 @@ SEAMS: dict[str, dict[str, str]] = {
         "transformers_utils.processor:get_video_processor_cls_name_from_config(processor_name, revision)": (
             "names the processor of a checkpoint"
         ),
-        "tokenizers:cached_tokenizer_from_config(model_config)": "tells a Whisper's token of no times",
         "v1.core.kv_cache_manager:KVCacheManager(usage)": "is read for a profile",
         "v1.core.sched.async_scheduler:AsyncScheduler(schedule)": "is derived from",
         "v1.core.sched.request_queue:RequestQueue.prepend_request(request)": "is called on waiting requests",
