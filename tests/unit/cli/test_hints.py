@@ -145,6 +145,7 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bisect main..HEAD~1", "`omni bisect main HEAD~1`"),
         ("bisect main..", "`omni bisect main HEAD`"),
         ("bisect HEAD~1 HEAD --metric e2e", "`e2e_s`"),
+        ("bench --metric talker.ttft", "`talker.ttft_s`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
