@@ -267,7 +267,7 @@ def _argument_hint(error: Any, context: Any) -> str | None:
     extra = re.match(r"Got unexpected extra arguments? *\(s?\)? *\((\S+)\)$", getattr(error, "message", ""))
     good, dots, bad = str(context and context.params.get("good")).partition("..")
     if dots and context is not None:
-        return f"did you mean `{context.command_path} {good} {bad or 'HEAD'}`?"
+        return f"did you mean `{context.command_path} {good or 'HEAD'} {bad.lstrip('.') or 'HEAD'}`?"
     if extra is None or context is None:
         return None
     from omni_cli.config.bundled import bundled_profiles

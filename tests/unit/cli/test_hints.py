@@ -144,6 +144,8 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("generate --num-inference-steps 2,3 hi", "`2,3` is not one number"),
         ("bisect main..HEAD~1", "`omni bisect main HEAD~1`"),
         ("bisect main..", "`omni bisect main HEAD`"),
+        ("bisect main...HEAD~1", "`omni bisect main HEAD~1`"),
+        ("bisect ..main", "`omni bisect HEAD main`"),
         ("bisect HEAD~1 HEAD --metric e2e", "`e2e_s`"),
         ("bench --metric talker.ttft", "`talker.ttft_s`"),
     ],
