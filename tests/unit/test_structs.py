@@ -15,7 +15,7 @@ STRUCT = "class A(Struct):\n    a: dict[str, int] = field(default_factory=dict)"
 
 
 def find_foreign_fields(source: str) -> Iterator[str]:
-    """Yield the fields that are declared by `field` of dataclasses in a class that is none, and the reverse."""
+    """Yield the fields that are declared by `field` of dataclasses in other classes, or in a dataclass by another."""
     tree = ast.parse(source)
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     homes = {item.name: node.module for node in imports for item in node.names if item.name == "field"}
