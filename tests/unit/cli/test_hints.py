@@ -138,6 +138,7 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bench -p tiny-image --set image.oddity=2", "belong in `call`"),
         ("loadtest a:1 -c 4", "`--concurrency`"),
         ("loadtest a:1 --concurrency 4,8", "`--vary concurrency=4,8`"),
+        ("loadtest a:1 --request-rate 4,8", "`--vary request_rate=4,8`"),
         ("loadtest a:1 --num-requests 4,8", "`omni loadtest --help`"),
         ("bench --batch-size 1,2", "`omni bench --help`"),
         ("serve --port 1,2", "`omni serve --help`"),
