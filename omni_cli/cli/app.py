@@ -19,7 +19,7 @@ from omni_cli import config as omni_config
 from omni_cli.cli.lazy import LazyGroup
 from omni_cli.cli.terminal import console, interrupts
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
-from omni_cli.core.files import allow_open_files
+from omni_cli.core.files import allow_open_files, known_failure
 from omni_cli.core.text import suggest
 
 _COMPLETION = "_OMNI_COMPLETE"  # set by shells
@@ -199,8 +199,6 @@ def _run_command(argv: Sequence[str], *, as_json: bool, verbose: bool) -> int:
             return ExitCode.USAGE
         failure = UsageError("missing command") if _is_missing_command(error) else _usage_error(error)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever is expected is an OmniError
-        from omni_cli.core.machine import known_failure
-
         failure = _lost_folder() or _missing_package(error) or known_failure(error) or _internal_error(error)
     if interrupts.was_interrupted():
         raise KeyboardInterrupt from failure

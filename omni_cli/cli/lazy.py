@@ -151,8 +151,9 @@ class _LateConversion:
         if get_origin(kind) is Literal and value in get_args(kind):
             return value
         if kind in _NUMBERS and "," in str(value):
-            has_vary = any("--vary" in other.opts for other in ctx.command.params)
-            hint = f"`--vary KEY={value}` compares several" if has_vary else None
+            varied = next((other.help for other in ctx.command.params if "--vary" in other.opts), "")
+            can_vary = f"`{param.name}`" in varied
+            hint = f"`--vary {param.name}={value}` compares several" if can_vary else f"see `{ctx.command_path} --help`"
             raise UsageError(f"invalid value for `{max(param.opts, key=len)}`: `{value}` is not one number", hint=hint)
         return build_runtime_param(self.param.type_descriptor).coerce(value, param=param, ctx=ctx)
 

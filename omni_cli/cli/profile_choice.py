@@ -43,9 +43,7 @@ def profile_source(options: ProfileOptions, lora: Sequence[str] | None = None) -
     number = options.profile or ""
     if number.isdigit() and not Path(number).exists():
         meant = {"port": f"did you mean `--port {number}`?", "url": f"did you mean `--url http://127.0.0.1:{number}`?"}
-        hint = next(
-            (meant[name] for name in meant if hasattr(options, name)), "`omni profiles list` prints their names"
-        )
+        hint = next((meant[name] for name in meant if hasattr(options, name)), "`omni profiles list` has their names")
         raise UsageError(f"no profile named `{number}`: `-p` is `--profile`", hint=hint)
     path = find_profile(choose_profile(options.profile, options.model, quiet=options.quiet))
     overrides = tuple(options.set_ or ())

@@ -9,13 +9,14 @@ from difflib import get_close_matches
 def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return `did you mean ...?` for the closest known word; None if none has a similarity of `cutoff`, 0 to 1.
 
-    The dashes of options are no similarity. A word of one or two letters is that of which alone it is the beginning.
+    The dashes of options are no similarity. A word of one or two letters is that of which alone it is the beginning,
+    a longer one also that of which alone it is the last part.
     """
     names = {name.lstrip("-"): name for name in known}
     bare = word[:100].lstrip("-")
-    begun = [name for name in names if name.startswith(bare)]
-    near = get_close_matches(bare, names, n=1, cutoff=cutoff) if len(bare) > 2 else begun if len(begun) == 1 else ()
-    return f"did you mean `{names[near[0]]}`?" if near else None
+    near = get_close_matches(bare, names, n=1, cutoff=cutoff) if len(bare) > 2 else []
+    parts = [name for name in names if (name.endswith(f"-{bare}") if len(bare) > 2 else name.startswith(bare))]
+    return next((f"did you mean `{names[name]}`?" for name in near or parts * (len(parts) == 1)), None)
 
 
 def visible(text: str, limit: int = 200) -> str:

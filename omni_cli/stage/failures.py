@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from omni_cli.config.families import plugin_place
 from omni_cli.config.schema import StageConfig
 from omni_cli.config.stage_keys import has_effect
-from omni_cli.core.machine import known_failure
+from omni_cli.core.files import known_failure
 from omni_cli.stage.messages import Failure
 from omni_cli.stage.payloads import PayloadError
 

@@ -99,22 +99,22 @@ def check_limits(limits: GateLimits | None, records: Sequence[Record]) -> None:
 
 def check_names(names: Iterable[str]) -> None:
     """Raise `UsageError` for a metric that no measurement of ours has, before there is one."""
-    shares = [percentile_name(name, share) for name in METRICS if name.endswith("_s") for share in PERCENTILES]
-    check_metrics((name.rpartition(".")[2] for name in names), [*METRICS, *shares])
+    shares = {percentile_name(name, share) for name in METRICS if name.endswith("_s") for share in PERCENTILES}
+    for name in names:
+        stage, dot, metric = name.rpartition(".")
+        if metric not in shares:
+            check_metrics([name], [f"{stage}{dot}{known}" for known in METRICS])
 
 
 def check_metrics(names: Iterable[str], known: Iterable[str], places: Mapping[str, str] | None = None) -> None:
     """Raise `UsageError` for a metric that is neither `known` nor a size that can be gated, nor energy, which
     appears after seconds and not everywhere; `places` are where names are written."""
-    choices = [*dict.fromkeys(known), *GATED_MEMORY]
+    choices = dict.fromkeys([*known, *GATED_MEMORY])
     for name in names:
         if name not in choices and not is_energy(name):
-            place = (places or {}).get(name)
-            message = f"unknown metric `{visible(name, 80)}`"
-            raise UsageError(
-                f"{place}: {message}" if place else message,
-                hint=suggest(name, choices) or f"there are {', '.join(choices)}",
-            )
+            place = f"{places[name]}: " if places and name in places else ""
+            hint = suggest(name, choices) or f"there are {', '.join(choices)}"
+            raise UsageError(f"{place}unknown metric `{visible(name, 80)}`", hint=hint)
 
 
 def _gate(

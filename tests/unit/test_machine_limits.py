@@ -5,16 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from omni_cli.core import machine
+from omni_cli.core import files
 from omni_cli.core.errors import UsageError
-from omni_cli.core.files import allow_open_files
-from omni_cli.core.machine import known_failure
+from omni_cli.core.files import allow_open_files, known_failure
+
+# A command that has opened all files that it may: nothing can be imported then.
+WITHOUT_DESCRIPTORS = """
+import resource
+from omni_cli.cli import report
+from omni_cli.cli.app import run
+
+def open_all(*_):
+    held = []
+    while True:
+        held.append(open("/dev/null"))
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+report._check_output = open_all
+print(int(run(["report", "a.json", "-o", "page.html"])))
+"""
 
 
 @pytest.fixture
@@ -41,6 +58,12 @@ def test_too_many_open_files_name_the_limit() -> None:
         assert failure.hint is not None and "ulimit -n" in failure.hint
 
 
+def test_a_command_without_descriptors_names_the_limit() -> None:
+    words = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr.partition("\n")[0]) == ("6\n", "error: too many open files: the limit is 64")
+
+
 def test_the_cause_of_an_error_counts() -> None:
     error = ValueError("no engine")
     error.__cause__ = RuntimeError("can't start new thread")
@@ -56,14 +79,14 @@ def test_a_folder_that_the_error_names() -> None:
 
 def test_a_folder_that_the_error_does_not_name_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(machine, "_SHARED_MEMORY", str(tmp_path / "shm"))  # as unusable as a read-only one
+    monkeypatch.setattr(files, "_SHARED_MEMORY", str(tmp_path / "shm"))  # as unusable as a read-only one
     failure = known_failure(OSError(errno.EROFS, "Read-only file system"))
     assert failure is not None and failure.message.startswith(f"cannot write to {tmp_path}/shm: ")
     monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
     failure = known_failure(RuntimeError("write failed: No space left on device"))
     assert failure is not None and failure.message.startswith("cannot write to /proc/self: ")
     assert failure.hint == "choose another folder for temporary files: `export TMPDIR=DIR`"
-    monkeypatch.setattr(machine, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(files, "_SHARED_MEMORY", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     failure = known_failure(OSError(errno.ENOSPC, "No space left on device"))
     assert failure is not None and failure.message == "cannot write a file: [Errno 28] No space left on device"

@@ -172,7 +172,7 @@ class PendingRequest(Struct, frozen=True):
     writes_files: bool
     place: str | None = None
     notes: tuple[str, ...] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ def _rate(option: str, text: str) -> float:
         rate = math.nan
     if not rate > 0:
         message = f"invalid value for `{option}`: `{visible(text, 80)}` is not a number of requests per second"
-        raise UsageError(message, hint="give a number greater than 0, or `inf`")
+        several = f"`--vary request_rate={visible(text, 80)}` compares several" if "," in text else None
+        raise UsageError(message, hint=several or "give a number greater than 0, or `inf`")
     return rate
 
 

@@ -138,7 +138,11 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bench -p tiny-image --set image.oddity=2", "belong in `call`"),
         ("bench -p tiny-image --set image.size=64", "belong in `call`"),
         ("loadtest a:1 -c 4", "`--concurrency`"),
-        ("loadtest a:1 --concurrency 4,8", "`--vary KEY=4,8`"),
+        ("loadtest a:1 --concurrency 4,8", "`--vary concurrency=4,8`"),
+        ("loadtest a:1 --request-rate 4,8", "`--vary request_rate=4,8`"),
+        ("loadtest a:1 --num-requests 4,8", "`omni loadtest --help`"),
+        ("bench --batch-size 1,2", "`omni bench --help`"),
+        ("serve --port 1,2", "`omni serve --help`"),
         ("loadtest a:1 --dataset a.jsonl", "`--requests`"),
         ("loadtest a:1 --endpoint completions", "`--endpoint`: `completions` is not one of"),
         ("loadtest a:1 --metric ttft", "`ttft_s`"),
@@ -148,6 +152,9 @@ def test_the_hint_after_a_mistake_is_another_command(line: str, capsys: pytest.C
         ("bisect main...HEAD~1", "`omni bisect main HEAD~1`"),
         ("bisect ..main", "`omni bisect HEAD main`"),
         ("bisect HEAD~1 HEAD --metric e2e", "`e2e_s`"),
+        ("bench --metric talker.ttft", "`talker.ttft_s`"),
+        ("bench --budget 3", "`--time-budget`"),
+        ("generate --inputs", "`--help-inputs`"),
     ],
 )
 def test_what_is_meant(line: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,9 @@ def test_a_word_of_two_letters_is_only_the_beginning_of_one(word: str, known: se
         ("-c", ["--concurrency", "-q"], "--concurrency"),
         ("-n", ["--num-iters", "--num-requests"], None),
         ("a", ["e2e_s", "ttft_s"], None),
+        ("--iters", ["--num-iters", "--num-iters-warmup"], "--num-iters"),
+        ("--rate", ["--request-rate", "--sample-rate"], None),
+        ("--rate", ["--operate"], None),
     ],
 )
 def test_dashes_make_no_words_alike(word: str, known: list[str], meant: str | None) -> None:
