@@ -77,7 +77,10 @@ WITHOUT_ENGINE = {
     "missing requests": (["--requests", "none.jsonl"], "none.jsonl"),
     "empty requests": (["--requests", "empty"], "is empty"),
     "unknown option": (["hi", "--modle", "x"], "did you mean `--model`?"),
-    "output folder that is a file": (["hi", "--output-dir", "text.txt"], "cannot write `text.txt`: File exists"),
+    "output folder that is a file": (
+        ["hi", "--output-dir", "text.txt"],
+        "cannot write `text.txt`: a file has the name of the folder",
+    ),
     "output folder below a file": (["hi", "--output-dir", "text.txt/out"], "cannot write `text.txt/out`"),
 }
 
