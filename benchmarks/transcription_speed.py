@@ -1,6 +1,6 @@
 """The time of long recordings as MP3 with a Whisper: `omni serve` against transformers' long form, and the memory.
 
-    python benchmarks/transcription_speed.py --model DIR [--minutes 60] [--rounds 3]    # needs espeak-ng
+    python benchmarks/transcription_speed.py --model DIR [--minutes 60] [--rounds 3] [--at-once 1]    # needs espeak-ng
 
 Both hear one recording, and four at once, interleaved on the same processor; transformers, in this process, hears the
 four as one batch, with which omni is compared, and one after another, as its pipeline does by default. Each side
@@ -108,13 +108,15 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, choices=AIMS, help="only so many recordings; default: one, then four")
     options = parser.parse_args()
     sys.stdout.write(f"{machine()}\n")
     is_good = True
+    aims = {count: aim for count, aim in AIMS.items() if options.at_once in (None, count)}
     with tempfile.TemporaryDirectory() as temporary, Server("--model", str(options.model)) as server:
         minute, *longs = [
             to_mp3(replace(HOUR, name=f"{number}", minutes=minutes, first=7 * number).make(Path(temporary))[0])
-            for number, minutes in enumerate([1.0, *[options.minutes] * NUM_FILES])
+            for number, minutes in enumerate([1.0, *[options.minutes] * max(aims)])
         ]
         reference = LongForm(options.model)
         reference.hear([minute])
@@ -127,7 +129,7 @@ def main() -> int:
         sys.stdout.write(
             f"memory: {of_minute[0]:.0f} MiB with a minute, {added:.0f} MiB more with {options.minutes:g}\n"
         )
-        for count, aim in AIMS.items():
+        for count, aim in aims.items():
             sides = [OMNI, BATCH] if count == 1 else [OMNI, BATCH, IN_TURN]
             times_s, used_s = ({side: list[float]() for side in sides} for _ in range(2))
             texts: dict[str, list[str]] = {}
