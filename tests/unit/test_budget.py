@@ -9,7 +9,7 @@ import omni_cli
 ROOT = Path(omni_cli.__file__).parent
 # Lines of Python; a room that falls far below its number gives the difference back.
 LINES = {
-    "backends": 9_550,
+    "backends": 9_600,
     "checkpoints": 3_200,
     "cli": 7_050,
     "config": 2_950,

@@ -39,11 +39,13 @@ from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.backends.execution.copies import make_output_copy
 from omni_cli.backends.execution.ranges import clock_for, mark
 from omni_cli.config.schema import DiffusionStageConfig
-from omni_cli.core.errors import CheckpointError, OmniError, StageError
+from omni_cli.core.errors import CheckpointError, OmniError, StageError, UsageError
 from omni_cli.requests.pipeline_call import Kind
 
 if TYPE_CHECKING:
     from omni_cli.backends.execution.modes import ExecutionMode
+
+_TAGS = frozenset({"weights", "kv_cache"})
 
 
 class DiffusersPipelineExecutor:
@@ -307,6 +309,8 @@ class DiffusersPipelineExecutor:
         Level 1 moves the weights to the host; level 2 drops them, and `wake_up` reads them again. On the CPU, level 1
         only rejects requests until `wake_up`.
         """
+        if level not in (1, 2):
+            raise UsageError(f"sleep level must be 1 or 2, not {level!r}")
         with self._busy:
             self.check_health()
             if self.is_sleeping:
@@ -326,9 +330,12 @@ class DiffusersPipelineExecutor:
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Restore the weights and accept requests again.
 
-        Of vLLM's tags only "weights" has an effect; "kv_cache" alone wakes nothing. Raises `StageError` or
-        `CheckpointError`, with the permanent failed state, if the weights cannot be restored.
+        Of vLLM's tags only "weights" has an effect; "kv_cache" alone wakes nothing. Raises `UsageError` for other tags,
+        and `StageError` or `CheckpointError`, with the permanent failed state, if the weights cannot be restored.
         """
+        unknown = set(tags or ()) - _TAGS
+        if unknown:
+            raise UsageError(f"unknown tags: {', '.join(sorted(unknown))}", hint="use `weights`")
         with self._busy:
             self.check_health()
             if not self.is_sleeping or (tags and "weights" not in tags):

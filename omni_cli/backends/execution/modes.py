@@ -308,6 +308,13 @@ def make_execution_mode(
     if mode == "compile":
         return CompiledMode(module, stage=stage, num_variants=num_variants, beside=beside)
     require_cuda(stage=stage, device=device, execution=mode)
+    if getattr(module, "is_cache_enabled", False):
+        raise StageError(
+            f"stage `{stage}`: `execution: {mode}` cannot capture {type(module).__name__} with a cache of "
+            "diffusers, which decides in each step what to compute",
+            stage=stage,
+            hint="call `disable_cache()` on it first",
+        )
     from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 
     index = torch.device(device).index

@@ -50,7 +50,7 @@ def test_one_ready_line_with_the_address_and_a_stop_signal_that_drains_requests(
     server.wait_until(lambda: server.metric("omni_requests_in_flight") == 1)
     server.process.popen.send_signal(signal.SIGTERM)
     server.wait_until(lambda: server.log("draining"))
-    server.wait_until(lambda: health(server) is None)
+    server.wait_until(lambda: health(server) is None, timeout_s=10)
     ended = server.process.end()  # without another signal, which would end it at once
     caller.join()
     assert caller.result.status == 200
@@ -99,7 +99,7 @@ def test_connections_without_a_request_do_not_delay_the_end(folder: Path) -> Non
         time.sleep(0.5)
         began = time.monotonic()
         ended = server.stop()
-        assert time.monotonic() - began < 30, "the drain timeout"
+        assert time.monotonic() - began < 15
     assert (ended.code, ended.leftovers) == (0, ())
     assert [line["status"] for line in server.log("request") if line["path"] == IMAGES] == [503]
 
@@ -128,7 +128,7 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
     server.wait_until(lambda: server.log("draining"))
     time.sleep(0.6)  # two signals that come together are one
     server.process.popen.send_signal(signal.SIGTERM)
-    assert server.process.popen.wait(25) == 130, "before the drain timeout"
+    assert server.process.popen.wait(5) == 130
     caller.join()
     ended = server.stop()
     assert not [left for left in ended.leftovers if left.startswith("process")]

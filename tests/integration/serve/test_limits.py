@@ -22,7 +22,7 @@ ENDLESS = json.dumps({**SLOW, "size": "512x512"}).encode()
 @pytest.fixture(autouse=True)
 def nothing_left_inside(limited: OmniServer) -> Iterator[None]:
     yield
-    limited.wait_until(lambda: inside(limited) == 0)
+    limited.wait_until(lambda: inside(limited) == 0, timeout_s=5)
 
 
 def inside(server: OmniServer) -> float:
@@ -109,7 +109,7 @@ def test_a_deadline_of_the_clients_own(limited: OmniServer) -> None:
     answer = ask(limited, SLOW, x_request_timeout="0.5")
     assert answer.status == 504 and answer.error["code"] == "deadline_exceeded"
     assert "not finish within 0.5 s" in answer.error["message"]
-    assert time.monotonic() - began < 10, "the server's own"
+    assert time.monotonic() - began < 5
 
 
 def test_a_client_cannot_extend_the_deadline(limited: OmniServer) -> None:
@@ -125,7 +125,7 @@ def test_a_body_that_arrives_late_takes_a_place_until_it_ends(limited: OmniServe
     assert silent[0].getresponse().status == 200
     for connection in silent:
         connection.close()
-    limited.wait_until(lambda: inside(limited) == 0)
+    limited.wait_until(lambda: inside(limited) == 0, timeout_s=5)
     assert ask(limited, {"prompt": "x"}).status == 200
 
 

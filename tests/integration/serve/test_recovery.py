@@ -84,7 +84,7 @@ def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
     # The server itself goes on answering, also where the pipe to the stage is full.
     with ThreadPoolExecutor(4) as pool:
         stuck = [pool.submit(hanging.request, "POST", IMAGES, {"prompt": "x" * 150_000}) for _ in range(4)]
-        hanging.wait_until(lambda: hanging.metric("omni_requests_in_flight") == 4)
+        hanging.wait_until(lambda: hanging.metric("omni_requests_in_flight") == 4, timeout_s=2)
         for answer in stuck:
             check_unavailable(answer.result())
     hanging.wait_until(lambda: is_ready(hanging))

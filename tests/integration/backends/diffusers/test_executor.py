@@ -748,6 +748,13 @@ def test_a_pipeline_from_elsewhere_is_used_and_made_again_after_level_2(folders,
     executor.shutdown()
 
 
+def test_bad_levels_and_tags_are_usage_errors(executors):
+    with pytest.raises(UsageError, match="sleep level"):
+        executors["qwen_image"].sleep(3)
+    with pytest.raises(UsageError, match="unknown tags: weight"):
+        executors["qwen_image"].wake_up(["weight"])
+
+
 def test_weights_that_cannot_come_back_are_a_permanent_failure(folders, tmp_path):
     folder = tmp_path / "checkpoint"
     shutil.copytree(folders["qwen_image"], folder)

@@ -13,7 +13,7 @@ from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
-from diffusers import QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
+from diffusers import FirstBlockCacheConfig, QwenImageTransformer2DModel, UNet2DConditionModel  # noqa: E402
 
 from omni_cli.backends.execution.fusion import fuse_gelu  # noqa: E402
 from omni_cli.backends.execution.modes import (  # noqa: E402
@@ -143,6 +143,13 @@ def test_eager_counts_calls_and_leaves_no_hook(transformer):
     execution_mode.close()
     denoise(transformer)
     assert execution_mode.counters.eager_calls == 6 and not transformer._forward_hooks
+
+
+def test_a_cache_that_decides_in_each_step_is_refused(transformer, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    transformer.enable_cache(FirstBlockCacheConfig())
+    with pytest.raises(StageError, match="cannot capture QwenImageTransformer2DModel with a cache of diffusers"):
+        make_execution_mode(transformer, "cudagraph", stage="image", device="cuda")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
