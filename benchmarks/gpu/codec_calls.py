@@ -1,4 +1,4 @@
-"""One frame of Qwen3-Omni's code predictor and one piece of its code2wav alone on a GPU: eager, graph, compiled graph.
+"""One frame of Qwen3-Omni's code predictor and one piece of its code2wav on a GPU: eager, from graphs, one kernel.
 
     PYTHONPATH=. python benchmarks/gpu/codec_calls.py -o DIR [--batches 2 8 32]
 
@@ -34,12 +34,14 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.checkpoints.tiny_qwen3 import Qwen3OmniSizes, qwen3_omni
+from omni_cli.core.compat import replace_attributes
 from omni_cli.models.codec.code_predictor import (
     CodeNetwork,
     CodePredictor,
     CodeSampling,
     stack_projections,
 )
+from omni_cli.models.codec.frame_kernel import FrameKernel
 from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecDecoder
 
 REPEATS = 20
@@ -105,11 +107,13 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
     given_inputs = [inputs(batch) for batch in batches]
     eager = predictor()
     times: dict[str, Any] = {"eager": [_time(lambda each=each: eager(*each), device) for each in given_inputs]}
-    for side in ("graph", "compiled graph") if device.type == "cuda" else ():
+    for side in ("graph", "compiled graph", "one kernel") if device.type == "cuda" else ():
         own = predictor()
         if side == "compiled graph":
             own.compile_parts()
-        own.capture(CudaGraphBackend(device), inputs(max(batches))[0])
+        suits = FrameKernel.suits if side == "one kernel" else lambda network: False
+        with replace_attributes(FrameKernel, suits=staticmethod(suits)):
+            own.capture(CudaGraphBackend(device), inputs(max(batches))[0])
         times[side] = [_time(lambda each=each, run=own: run(*each), device) for each in given_inputs]
         times[f"kernels, {side}"] = _kernels(lambda run=own: run(*given_inputs[0]))
     return times

@@ -28,6 +28,11 @@ POSITIONS = (
 SEAMS: dict[str, dict[str, str]] = {
     "": {
         "torch._C._profiler:_RecordFunctionFast(__enter__, __exit__)": "marks modules in traces",
+        "torch.cuda:_compile_kernel(kernel_source, kernel_name, cuda_include_dirs, nvcc_options)": (
+            "compiles `frame.cu`"
+        ),
+        "torch.cuda._utils:_CudaKernel(__call__, set_shared_memory_config)": "launches it",
+        "torch.utils.cpp_extension:CUDA_HOME": "is set where there is no toolkit, whose headers it does not need",
         "torch._inductor.codecache:torch_key": "is called once for all stages",
         "torch._inductor.codecache:triton_key": "is called once for all stages",
         "torch._inductor.runtime.compile_tasks:_set_triton_ptxas_path": (

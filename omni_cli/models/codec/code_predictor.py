@@ -4,11 +4,13 @@ The backbone samples the first code of a frame. From its last hidden state and t
 of each further codebook, each with its own embedding and head. The sum of all codes' embeddings is the backbone's next
 input. The layers are transformers'; this adds what a step needs: all requests of the step at once, products of as many
 rows as there are, and draws that depend on the request only. On a GPU a frame is many small kernels, whose number is
-its time: no mask and no copies for heads that share keys, because a call is given the positions before it only.
+its time: no mask and no copies for heads that share keys, because a call is given the positions before it only. Where
+`FrameKernel` has the layers' operations, the graphs have it in place of them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,10 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from omni_cli.backends.execution.cuda_graphs import RowGraphs
 from omni_cli.backends.execution.graphs import GraphBackend, batch_sizes
+from omni_cli.models.codec.frame_kernel import FrameKernel
 from omni_cli.models.codec.streaming import KeyValueCache
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -111,23 +116,33 @@ class CodePredictor:
         # Of the positions that each call computes; separate memory, or compiled code would check for aliases.
         self._rotary = [tuple(part[:, end - 1 if end > 2 else 0 : end].clone() for part in (cos, sin)) for end in ends]
         self._run_layers, self._choose = self._decode, self._draw
+        self._kernel: FrameKernel | None = None
         self._graphs = RowGraphs()
         self.counters = self._graphs.counters
 
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
+        if FrameKernel.suits(self._network):
+            kernel = FrameKernel(self._network, self.num_codebooks, self._sampling, len(hidden))
+            try:
+                kernel.compile()
+                self._kernel = kernel
+            except (OSError, RuntimeError) as error:
+                logger.warning("frames take longer, since their kernel cannot be compiled: %s", error)
         for size in batch_sizes(len(hidden), SMALLEST):
             firsts = torch.zeros(size, dtype=torch.long, device=hidden.device)
             draws = torch.full((size, self.num_codebooks - 1), 0.5, device=hidden.device)
-            for given in ((), (draws,)):
+            for given in ((draws,),) if self._kernel else ((), (draws,)):
                 inputs = [hidden[:size].clone(), firsts.clone(), *given]
-                self._graphs.capture(backend, len(inputs), self.forward, inputs)
+                self._graphs.capture(backend, len(inputs), self._kernel or self.forward, inputs)
 
     def __call__(
         self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`; the results belong to the caller."""
+        if draws is None and self._kernel:
+            draws = hidden.new_zeros((len(hidden), self.num_codebooks - 1), dtype=torch.float32)
         inputs = [hidden, first_codes] if draws is None else [hidden, first_codes, draws]
         codes, rows = self._graphs.run(len(inputs), self.forward, len(hidden), inputs)
         return codes, rows

@@ -1,0 +1,155 @@
+"""The kernel of a frame's codes (`frame.cu`): compiled by torch for a model's sizes, with the model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorDecoderLayer
+
+from omni_cli.core.compat import replace_attributes
+
+SOURCE = Path(__file__).with_name("frame.cu")
+# Programs, each on a multiprocessor of its own; fewer where a device has fewer.
+_PROGRAMS, _THREADS = 128, 256
+# More requests would need more registers than there are.
+_MOST_REQUESTS = 32
+
+
+class FrameKernel:
+    """Draws codes with the weights of a `CodeNetwork` of transformers' layers, which become parts of larger tensors."""
+
+    def __init__(
+        self,
+        network: Any,
+        num_codebooks: int,
+        sampling: Any,
+        max_batch: int,
+        programs: int = _PROGRAMS,
+    ) -> None:
+        self._network, self._num_codes = network, num_codebooks - 1
+        layers: Any = list(network.layers)
+        attention, mlp = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
+        config = attention[0].config
+        qkv = _join([part.q_proj.weight for part in attention])
+        (width, device, dtype), later = (qkv.shape[-1], qkv.device, qkv.dtype), range(1, num_codebooks)
+        heads = torch.stack([network.head(index, torch.eye(width, device=device, dtype=dtype)).T for index in later])
+        codes = torch.arange(heads.shape[1], device=device)
+        cos, sin = network.rotary_emb(qkv, torch.arange(num_codebooks, device=device)[None])
+        norms = [norm.weight for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        self._weights = (
+            qkv,
+            _join([part.o_proj.weight for part in attention]),
+            _join([part.gate_proj.weight for part in mlp]),
+            _join([part.down_proj.weight for part in mlp]),
+            torch.stack(norms),
+            torch.stack([norm.weight for part in attention for norm in (part.q_norm, part.k_norm)]),
+            network.norm.weight,
+            heads,
+            torch.stack([network.project(network.embed(index, codes)) for index in later]),
+            cos[0].contiguous(),
+            sin[0].contiguous(),
+        )
+        shared, size, self._rows = config.num_key_value_heads, attention[0].head_dim, min(max_batch, _MOST_REQUESTS)
+        self.sizes: dict[str, Any] = {
+            "LAYERS": len(layers), "NUM_CODES": self._num_codes, "WIDTH": width, "INNER": config.intermediate_size,
+            "HEADS": config.num_attention_heads, "SHARED": shared, "SIZE": size, "CODES": len(codes),
+            "PROGRAMS": programs, "TOP_K": sampling.top_k, "TOP_P": f"{float(sampling.top_p)}f",
+            "TEMPERATURE": f"{float(sampling.temperature)}f", "EPSILON": f"{float(config.rms_norm_eps)}f",
+        }  # fmt: skip
+        columns = (width, qkv.shape[1], config.num_attention_heads * size, config.intermediate_size, len(codes))
+        self._rooms = (
+            *(torch.empty((self._rows, count), device=device, dtype=dtype) for count in columns),
+            torch.empty((len(layers), self._rows, 2, shared, num_codebooks, size), device=device, dtype=dtype),
+        )
+        self._counter = torch.zeros(1, device=device, dtype=torch.int32)
+        self._compiled: dict[int, Any] = {}
+
+    @staticmethod
+    def suits(network: Any) -> bool:
+        """True if the kernel has the operations and sizes of these layers, and a CUDA device has what it needs."""
+        layer: Any = network.layers[0]
+        weight = next(layer.parameters())
+        if {type(each) for each in network.layers} != {
+            Qwen3OmniMoeTalkerCodePredictorDecoderLayer
+        } or not weight.is_cuda:
+            return False
+        config = layer.self_attn.config
+        depths = (config.hidden_size, config.num_attention_heads * layer.self_attn.head_dim, config.intermediate_size)
+        device = torch.cuda.get_device_properties(weight.device)
+        return (
+            torch.version.hip is None
+            and device.major >= 8
+            and device.multi_processor_count >= _PROGRAMS
+            and weight.dtype == torch.bfloat16
+            and config.hidden_size <= 1024
+            and layer.self_attn.head_dim in (64, 128)
+            and all(depth % 256 == 0 for depth in depths)
+        )
+
+    def __call__(
+        self, hidden: torch.Tensor, first_codes: torch.Tensor, draws: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `CodePredictor.forward`."""
+        network = self._network
+        given = network.project(torch.stack([hidden, network.embed(0, first_codes)], dim=1))
+        codes = first_codes.new_empty((len(hidden), self._num_codes))
+        for begin in range(0, len(hidden), _MOST_REQUESTS):
+            part = slice(begin, begin + _MOST_REQUESTS)
+            self._counter.zero_()
+            self.launch(
+                (given[part], draws[part], codes[part], *self._weights, *self._rooms, self._counter), len(codes[part])
+            )
+        embedded = [network.embed(index, column) for index, column in enumerate(codes.unbind(dim=1), start=1)]
+        return torch.cat([first_codes[:, None], codes], dim=1), torch.stack(embedded).sum(dim=0)
+
+    def launch(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
+        """Run the kernel for a number of requests; `tensors` are its arguments before that number."""
+        tiles = -(-batch // 8)
+        self._compiled[tiles](
+            grid=(self.sizes["PROGRAMS"], 1, 1), block=(_THREADS, 1, 1), args=[*tensors, batch, self._rows],
+            shared_mem=self.shared_bytes(tiles),
+        )  # fmt: skip
+
+    def compile(self) -> None:
+        """Compile the kernel for each number of eights of requests, side by side."""
+        # The kernel includes nothing, and torch asks for a toolkit's headers.
+        home = cpp_extension.CUDA_HOME or "/usr"
+        numbers = range(1, -(-self._rows // 8) + 1)
+        with replace_attributes(cpp_extension, CUDA_HOME=home), ThreadPoolExecutor(len(numbers)) as pool:
+            self._compiled = dict(zip(numbers, pool.map(self._compile, numbers), strict=True))
+
+    def _compile(self, tiles: int) -> Any:
+        with torch.cuda.device(self._counter.device):
+            torch.cuda.synchronize()  # a thread has no context before its first call
+            kernel = torch.cuda._compile_kernel(
+                SOURCE.read_text(), "frame",
+                cuda_include_dirs=[str(SOURCE.parent)], nvcc_options=self.definitions(tiles),
+            )  # fmt: skip
+            kernel.set_shared_memory_config(self.shared_bytes(tiles))
+        return kernel
+
+    def definitions(self, tiles: int) -> list[str]:
+        """Return the options of a compiler that define a kernel's sizes."""
+        return [f"-D{name}={value}" for name, value in {**self.sizes, "TILES": tiles}.items()]
+
+    def shared_bytes(self, tiles: int) -> int:
+        """Return the shared memory of a program: normalized rows, and each warp's sums of a product."""
+        sizes = self.sizes
+        qkv = (sizes["HEADS"] + 2 * sizes["SHARED"]) * sizes["SIZE"]
+        most = max(2 * -(-sizes["INNER"] // sizes["PROGRAMS"]), -(-qkv // sizes["PROGRAMS"]))
+        rows = 16 * -(-most // 16)
+        total: int = 8 * tiles * (sizes["WIDTH"] + 32) * 2 + 8 * rows * (8 * tiles + 1) * 4
+        return total
+
+
+def _join(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return weights of all layers as one tensor, whose parts they become."""
+    together = torch.stack([weight.data for weight in weights])
+    for weight, part in zip(weights, together, strict=True):
+        weight.data = part
+    return together

@@ -1,0 +1,80 @@
+"""The kernel of a frame's codes, its threads emulated on the CPU: the codes of the layers that it replaces."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from support.code_predictors import CODEBOOKS, CODES, kernel_predictor, misdrawn
+
+from omni_cli.models.codec.code_predictor import CodePredictor, CodeSampling
+from omni_cli.models.codec.frame_kernel import SOURCE, FrameKernel
+
+EMULATION = Path(__file__).parents[2] / "support/cuda_on_cpu.h"
+PROGRAMS, THREADS = 4, 256
+TYPES = ["const bf16*", "const float*", "long long*", *["const bf16*"] * 11, *["bf16*"] * 6, "u32*"]
+
+
+class EmulatedKernel(FrameKernel):
+    """Compiled by a C++ compiler, with all blocks and threads as fibers of one thread."""
+
+    folder: Path
+
+    def launch(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
+        tiles = -(-batch // 8)
+        arguments = ", ".join(f"({kind})given[{index}]" for index, kind in enumerate(TYPES))
+        source = self.folder / "frame.cpp"
+        source.write_text(
+            f'#include "{EMULATION}"\n#include "{SOURCE}"\n'
+            'extern "C" void run(void** given, int batch, int most) {\n'
+            f"    emulated::launch({PROGRAMS}, {THREADS}, {self.shared_bytes(tiles)}, "
+            f"[=] {{ frame({arguments}, batch, most); }});\n}}\n"
+        )
+        library = self.folder / f"frame{tiles}.so"
+        options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *self.definitions(tiles)]
+        subprocess.run(["g++", *options, "-o", str(library), str(source)], check=True)
+        pointers = (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        ctypes.CDLL(str(library)).run(pointers, batch, self._rows)
+
+
+@pytest.mark.parametrize(("batch", "top_p"), [(3, 0.8), (10, 1.0)])
+@torch.inference_mode()
+def test_the_kernel_draws_the_codes_of_transformers_layers(tmp_path, batch, top_p):
+    sampling = CodeSampling(20, top_p, 0.9)
+    network, logits = kernel_predictor("cpu")
+    generator = torch.Generator().manual_seed(batch)
+    hidden = torch.randn(batch, 256, generator=generator).bfloat16()
+    first = torch.arange(batch)
+    draws = torch.rand(batch, CODEBOOKS - 1, generator=generator)
+    draws[::2] = 0  # greedy
+    expected = CodePredictor(network, CODEBOOKS, sampling).forward(hidden, first, draws)
+    kernel = EmulatedKernel(network, CODEBOOKS, sampling, batch, programs=PROGRAMS)
+    kernel.folder = tmp_path
+    codes, rows = kernel(hidden, first, draws)
+    assert torch.equal(
+        rows, sum(network.embed(index, codes[:, index]).float() for index in range(1, CODEBOOKS)).bfloat16()
+    )
+    assert ((codes >= 0) & (codes < CODES)).all()
+    assert (codes == expected[0]).float().mean() > 0.8  # rows go apart after codes as probable within bfloat16
+    assert misdrawn(logits(hidden, codes), codes[:, 1:], draws, sampling).max() < 0.05
+    # The layers still have their weights, as parts of the kernel's.
+    again, _ = CodePredictor(network, CODEBOOKS, sampling).forward(hidden, first, draws)
+    assert torch.equal(again, expected[0])
+
+
+@torch.inference_mode()
+def test_a_row_that_is_not_numbers_gets_codes_of_the_table_and_changes_no_other(tmp_path):
+    network, _ = kernel_predictor("cpu")
+    kernel = EmulatedKernel(network, CODEBOOKS, CodeSampling(20, 0.8), 3, programs=PROGRAMS)
+    kernel.folder = tmp_path
+    hidden = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    draws = torch.full((3, CODEBOOKS - 1), 0.5)
+    expected, _ = kernel(hidden, torch.arange(3), draws)
+    hidden[1] = float("nan")
+    codes, _ = kernel(hidden, torch.arange(3), draws)
+    assert ((codes >= 0) & (codes < CODES)).all()
+    assert torch.equal(codes[[0, 2]], expected[[0, 2]])
