@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, CheckpointNeeds, Family, Machine, StageRole, ar_role
 
 _HERE = "omni_cli.models.qwen2_5_omni"
 
@@ -16,23 +16,16 @@ FAMILY = Family(
     # The name in published checkpoints, and what transformers saves.
     architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     roles=(
-        StageRole(
+        ar_role(
             name="thinker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:ThinkerStage",
             makes="text",
             decoder="thinker_config",
-            needed_files=(
-                ("tokenizer.json", "vocab.json"),
-                ("processor_config.json", "preprocessor_config.json"),
-            ),
+            needed_files=(("tokenizer.json", "vocab.json"), PROCESSOR_FILES),
             needed_weights=("thinker.model.", "thinker.audio_tower.", "thinker.visual."),
         ),
-        StageRole(
+        ar_role(
             name="talker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:TalkerStage",
             model=f"{_HERE}.stages:Qwen2_5OmniTalkerForConditionalGeneration",
             input="thinker",
