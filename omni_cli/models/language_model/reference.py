@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoPro
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import (
     ForcedTokens,
-    force_tokens,
     get_device,
     get_limits,
     led_by,
@@ -63,7 +62,7 @@ class LanguageModelReference:
         return processor_inputs(self._processor, request, self._stage.system_prompt)
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = force_tokens(output.tokens[self._stage.name])
+        tokens = ForcedTokens.of(output.tokens[self._stage.name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._stage.name: tokens.scores}, num_input_tokens=self.num_input_tokens)
 

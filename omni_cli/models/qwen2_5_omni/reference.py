@@ -21,7 +21,6 @@ from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
     ForcedCodes,
     ForcedTokens,
-    force_tokens,
     get_device,
     get_limits,
     led_by,
@@ -67,14 +66,14 @@ class Qwen2_5OmniReference:
             self._keep_mask()
 
     def expected(self, output: EngineOutput) -> Expected:
-        thinker = force_tokens(output.tokens["thinker"])
+        thinker = ForcedTokens.of(output.tokens["thinker"])
         if "talker" not in output.tokens:
             self.answer(output.request, thinker)
             return Expected({"thinker": thinker.scores}, num_input_tokens=self.num_input_tokens)
         if len(thinker.token_ids) < self.MIN_SPOKEN:
             raise NoReferenceError("transformers cannot speak an answer of a single token")
         tokens = output.tokens["talker"]
-        talker, codes = force_tokens(tokens), ForcedCodes(tokens.codes or ())
+        talker, codes = ForcedTokens.of(tokens), ForcedCodes(tokens.codes or ())
         spoken = self.speak(output.request, thinker, talker, codes)
         arrays = {name: spoken.waveform for name in output.arrays}
         talker_scores = talker.scores if tokens.codes is None else codes.added_to(talker.scores)

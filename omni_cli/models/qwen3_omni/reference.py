@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
     ) -> SpokenResult:
         """Return the spoken answer, with the ids of both stages and the frames of codes."""
         model, inputs = self.model, self.inputs(request)
-        frames = contextlib.nullcontext() if codes is None else codes.leading(model.talker.code_predictor)
+        frames = (codes or ForcedCodes(())).leading(model.talker.code_predictor)
         with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, record_calls(model.talker) as calls:
             sequences, waveform = model.generate(
                 **inputs,

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
-from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
+from omni_cli.models.reference import ForcedTokens, get_limits, led_by, load_model, replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.models.transcription.long_form import TimeTokens
 from omni_cli.requests.encoding import resample
@@ -199,7 +199,7 @@ class TranscriptionReference:
         return text.lstrip()
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = force_tokens(output.tokens[self._name])
+        tokens = ForcedTokens.of(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         num_input_tokens, spans = self.num_input_tokens, None
         if output.request.transcription.timestamps and isinstance(self._processor, WhisperProcessor):

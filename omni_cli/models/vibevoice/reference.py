@@ -16,7 +16,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.models.reference import (
     ForcedTokens,
     SpokenText,
-    force_tokens,
+    expect_speech,
     get_device,
     get_limits,
     load_model,
@@ -43,12 +43,10 @@ class VibeVoiceReference:
         )
 
     def expected(self, output: EngineOutput) -> Expected:
-        name = self._stage.name
-        tokens = force_tokens(output.tokens[name])
+        tokens = ForcedTokens.of(output.tokens[self._stage.name])
         spoken = self.speak(output.request, tokens)
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        arrays = {array: spoken.waveform for array in output.arrays}
-        return Expected({name: tokens.scores}, arrays, name, num_input_tokens=num_input_tokens)
+        return expect_speech(self._config, output, tokens.scores, spoken.waveform, num_input_tokens)
 
     def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> SpokenText:
         stage = self._stage
