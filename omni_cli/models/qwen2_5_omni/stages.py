@@ -15,8 +15,7 @@ from torch import nn
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2Model
@@ -77,8 +76,9 @@ class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, Su
         self.model = Qwen2Model(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), decoder_layer_type=_decoder_layer
         )
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.logits_processor = LogitsProcessor(config.vocab_size)
+        sizes = {"hidden_size": config.hidden_size, "embedding_size": config.embedding_size}
+        self.make_ends(vllm_config, config.vocab_size, head=maybe_prefix(prefix, "codec_head"), **sizes)
+        self.thinker_to_talker_proj: nn.Module = PPMissingLayer()
         if get_pp_group().is_first_rank:
             # Codec embeddings are as wide as the thinker's rows and are projected together with them.
             self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
@@ -87,17 +87,6 @@ class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, Su
                 config.hidden_size,
                 prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
             )
-            self.make_input_buffers(
-                vllm_config.scheduler_config.max_num_batched_tokens, config.embedding_size, config.hidden_size
-            )
-        else:
-            self.thinker_to_talker_proj = PPMissingLayer()
-        if get_pp_group().is_last_rank:
-            self.lm_head = ParallelLMHead(
-                config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
-            )
-        else:
-            self.lm_head = PPMissingLayer()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return codec embeddings (num_tokens, embedding_size); zero for the mask id."""

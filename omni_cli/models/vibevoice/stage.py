@@ -13,8 +13,6 @@ import torch
 from transformers import AutoProcessor, GenerationConfig
 from transformers.models.vibevoice.modeling_vibevoice import VibeVoiceModel
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
@@ -61,11 +59,9 @@ class VibeVoiceSpeaker(InputEmbedsModel):
             vllm_config=vllm_config.with_hf_config(text, architectures=["Qwen2ForCausalLM"]),
             prefix=maybe_prefix(prefix, "model"),
         )
-        self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
-        self.logits_processor = LogitsProcessor(text.vocab_size)
+        self.make_ends(vllm_config, text.vocab_size, text.hidden_size, maybe_prefix(prefix, "lm_head"))
         self.speech = VibeVoiceModel._from_config(config, dtype=torch.get_default_dtype()).eval()
         self.speech.language_model = None
-        self.make_input_buffers(vllm_config.scheduler_config.max_num_batched_tokens, text.hidden_size, text.hidden_size)
         self.samples_per_frame = config.audio_config.hop_length
         self.num_slots: int = vllm_config.scheduler_config.max_num_seqs
         self._graphs = RowGraphs()
