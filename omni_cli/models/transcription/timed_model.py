@@ -1,4 +1,7 @@
-"""A model that writes the times of what it hears: its windows, its segments and the times of its words."""
+"""A model that writes the times of what it hears: its windows, its segments and the times of its words.
+
+The last are found as in transformers, from cross-attention.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, WhisperForConditionalGeneration
+from transformers.generation.utils import GenerateEncoderDecoderOutput
 from vllm.config import VllmConfig
 
 from omni_cli.models.transcription.long_form import Thresholds, TimeTokens
@@ -31,11 +36,12 @@ class TimedModel:
         self._clock = TimeTokens.of(own, config.model_config.hf_config, self.extractor, tokenizer)
 
     @cached_property
-    def _aligner(self) -> Any:
-        from omni_cli.models.transcription.word_times import WordAligner
-
+    def _attentive(self) -> Any:
+        """transformers' model of the same checkpoint, because vLLM's keeps no attention."""
         config, device = self._config.model_config, self._config.device_config.device
-        return WordAligner(config.model, config.dtype, device, self._tokenizer)
+        # The other implementations of attention return no weights.
+        options = {"dtype": config.dtype, "attn_implementation": "eager"}
+        return WhisperForConditionalGeneration.from_pretrained(config.model, **options).to(device).eval()
 
     def new_seeker(self, request: GenerateRequest, samples: np.ndarray, temperature: float) -> Seeker:
         """Begin a sound; `temperature` other than 0 is that of all windows."""
@@ -63,17 +69,35 @@ class TimedModel:
                 first_s, last_s = (round(min(time_s, end_s), 3) for time_s in (part.start_s, part.end_s))
                 yield replace(about, start_s=first_s, end_s=last_s, text=text, token_ids=part.token_ids)
 
+    @torch.inference_mode()
     def find_words(
-        self, seeker: Seeker, begin: int, parts: Sequence[Segment], prompt_ids: Sequence[int], ids: Sequence[int]
+        self, seeker: Seeker, begin: int, parts: Sequence[Segment], prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> None:
-        """Note where the tokens end of the parts of a window that begins at a frame, `ids` being all that it wrote."""
-        sound = seeker.sound
-        frames, start_s = sound.window(begin, self._clock.size), begin * self._clock.frame_s
-        ends_s = self._aligner.align(frames, sound.num_frames - begin, prompt_ids, ids)
-        num_kept = sum(len(part.token_ids) for part in parts)
-        seeker.ends_s += [start_s + end_s for end_s in ends_s[:num_kept]]
+        """Note where the tokens end of the parts of a window that begins at a frame.
+
+        `token_ids` are what the model wrote after `prompt_ids`, timestamps and the end included. The last one, which no
+        step follows, ends where it begins.
+        """
+        model = self._attentive
+        ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]], device=model.device)
+        frames = seeker.sound.window(begin, self._clock.size)
+        features = frames[None].to(model.device, model.dtype)
+        output = model(features, decoder_input_ids=ids, output_attentions=True, use_cache=False)
+        times = model._extract_token_timestamps(
+            GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(output.cross_attentions,)),
+            model.generation_config.alignment_heads,
+            num_frames=np.array([seeker.sound.num_frames - begin]),
+            num_input_ids=len(prompt_ids),
+        )
+        num_kept, start_s = sum(len(part.token_ids) for part in parts), begin * self._clock.frame_s
+        seeker.ends_s += [start_s + end_s for end_s in times[0][len(prompt_ids) :][:num_kept].tolist()]
 
     def read_words(self, seeker: Seeker, language: str | None) -> Iterator[Word]:
         """Yield the words of a sound whose windows have ended."""
+        ids = [self._tokenizer.convert_tokens_to_ids(f"<|{language}|>"), *chain(*seeker.heard)]
+        made = {"tokens": torch.tensor([ids]), "token_timestamps": torch.tensor([[0.0, *seeker.ends_s]])}
         step_s = self._clock.frames_per_step * self._clock.frame_s
-        yield from self._aligner.read_words([*chain(*seeker.heard)], seeker.ends_s, language, step_s)
+        form = {"return_timestamps": "word", "return_language": None, "time_precision": step_s}
+        for word in self._tokenizer._decode_asr([made], **form)[1]["chunks"]:
+            begin_s, end_s = word["timestamp"]
+            yield Word(begin_s, end_s, word["text"].strip())
