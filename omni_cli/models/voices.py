@@ -43,10 +43,10 @@ _DEFAULT = "ethan"
 
 
 def pick_speaker(speakers: Sequence[str], name: str | None) -> str:
-    """Return the speaker of lower-case `speakers`. Raises `InputError` with the list."""
+    """Return one of `speakers`, which may be in lower case. Raises `InputError` with the list."""
     if name is None:
         return _DEFAULT if _DEFAULT in speakers else speakers[0]
-    speaker = speaker_for(name.lower(), speakers)
+    speaker = name if name in speakers else speaker_for(name.lower(), speakers)
     if speaker not in speakers:
         raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
     return speaker

@@ -16,7 +16,6 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
-from omni_cli.models.qwen2_5_omni.connectors import pick_speaker
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
     ForcedCodes,
@@ -33,6 +32,7 @@ from omni_cli.models.reference import (
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.outputs import GenerateRequest
 
 
@@ -113,7 +113,7 @@ class Qwen2_5OmniReference:
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
                 **_denoising(token2wav),
-                speaker=pick_speaker(model.speaker_map, request.speech.speaker),
+                speaker=pick_speaker(list(model.speaker_map), request.speech.speaker),
                 thinker_do_sample=False,
                 talker_do_sample=False,
                 talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],

@@ -27,16 +27,14 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.shards import shards_with_prefix
 from omni_cli.models.qwen2_5_omni.connectors import (
     PartialOutput,
-    ReplyRows,
-    ThinkerOutput,
     load_speakers,
     more_embeds,
-    pick_speaker,
     thinker_to_talker,
 )
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
-from omni_cli.models.voices import note_on_voice
+from omni_cli.models.voices import note_on_voice, pick_speaker
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
@@ -153,7 +151,7 @@ class TalkerStage(InputEmbedsStage):
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
         self._num_early += request.stage.more_follows
-        name = pick_speaker(self.speakers, request.speech.speaker)
+        name = pick_speaker(self.voices, request.speech.speaker)
         active.context["notes"] = note_on_voice(request.speech.speaker, name)
         speaker = self.speakers[name]
         prompt = thinker_to_talker(
@@ -168,7 +166,7 @@ class TalkerStage(InputEmbedsStage):
         return prompt, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(self.decode_input(command.stage_output))
+        reply = self.decode_input(command.stage_output)
         return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:

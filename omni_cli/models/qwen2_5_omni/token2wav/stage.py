@@ -18,9 +18,10 @@ from omni_cli.backends.execution.modes import require_cuda
 from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
+from omni_cli.models.qwen2_5_omni.connectors import load_speakers, spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
+from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
@@ -87,7 +88,7 @@ class Token2WavStage(VllmStage):
             require_cuda(stage=spec.stage.name, device=current_platform.device_type)
         super().__init__(spec, emit)
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
-        self.speakers = load_speakers(spec.model)
+        self.speakers = list(load_speakers(spec.model))
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._streams: dict[str, SpeechStream] = {}
         (model,) = self.engine.collective_rpc("get_model")
