@@ -22,9 +22,8 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.transcription import encoder_attention  # noqa: F401 - vLLM's encoders find it
 from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
+from omni_cli.models.transcription.long_form import Seeker, TimedModel
 from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_languages, read_own
-from omni_cli.models.transcription.seeking import Seeker
-from omni_cli.models.transcription.timed_model import TimedModel
 from omni_cli.models.transcription.whisper_rules import (
     CONFIDENCES,
     FIRST_IDS,

@@ -26,7 +26,7 @@ from support.tiny_models import qwen3_asr, whisper  # noqa: E402
 from support.tiny_voxtral import voxtral  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
-from omni_cli.models.transcription.timed_model import TimedModel  # noqa: E402
+from omni_cli.models.transcription.long_form import TimedModel  # noqa: E402
 from omni_cli.requests.contents import Word  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 
