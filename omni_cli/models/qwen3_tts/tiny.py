@@ -22,10 +22,9 @@ from omni_cli.checkpoints.tiny_speech import MimiSizes
 from omni_cli.checkpoints.tokenizer import TokenSet, train_tokenizer
 from omni_cli.checkpoints.weights import DECODER_GAINS, shape_head
 from omni_cli.models.codec.code_predictor import make_code_predictor
-from omni_cli.models.qwen3_tts.config import make_text_projection
-from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
 from omni_cli.models.qwen3_tts.encoder import VOICE_SIZES
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER
+from omni_cli.models.qwen3_tts.modules import SpeechDecoder, make_text_projection, rename
 
 _CODEC_USES = ("pad", "bos", "eos_token", "think", "nothink", "think_bos", "think_eos")
 _LANGUAGES = ("chinese", "english", "japanese", "german", "beijing_dialect", "sichuan_dialect")
