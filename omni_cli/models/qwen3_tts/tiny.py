@@ -131,7 +131,7 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         "rope_theta": 1_000_000,
     }
     return {
-        **sizes.talker.config,
+        **sizes.talker._asdict(),
         **shared,
         **ids,
         "codec_language_id": languages,
@@ -142,7 +142,7 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         # The publisher's package never chooses any of the last 1,024 ids, whatever the size.
         "vocab_size": sizes.num_codes + 1024,
         "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": sections},
-        "code_predictor_config": {**sizes.predictor.config, **shared, "vocab_size": sizes.num_codes},
+        "code_predictor_config": {**sizes.predictor._asdict(), **shared, "vocab_size": sizes.num_codes},
     }
 
 
