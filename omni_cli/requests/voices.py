@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from omni_cli.config.families import Cloning
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import ReferenceVoice
 from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part, prompt_message
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
@@ -46,13 +42,6 @@ def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
         raise InputError(
             f"the words of the {voice.name} are missing, which this model needs", hint="give its `ref_text`"
         )
-
-
-def at_rate(voice: ReferenceVoice, rate: int) -> np.ndarray:
-    """Return the samples of a recording at a model's rate in Hz."""
-    from omni_cli.requests.encoding import resample
-
-    return resample(voice.samples, voice.sample_rate, rate)
 
 
 def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:

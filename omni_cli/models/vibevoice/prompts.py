@@ -9,8 +9,9 @@ from typing import Any
 from omni_cli.core.errors import InputError
 from omni_cli.models.vibevoice.family import CLONING, SPEAKERS
 from omni_cli.models.voices import speaker_for
+from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.requests.voices import at_rate, check_voices
+from omni_cli.requests.voices import check_voices
 
 _TURN = re.compile(r"^Speaker (\d+):[ \t]*", re.MULTILINE | re.IGNORECASE)
 
@@ -84,6 +85,6 @@ def make_inputs(processor: Any, request: GenerateRequest) -> Any:
     messages = make_conversation(read_turns(request), len(request.speech.voices))
     text = processor.apply_chat_template(messages, tokenize=False)
     rate = processor.feature_extractor.sampling_rate
-    voices = [at_rate(voice, rate) for voice in request.speech.voices]
+    voices = [resample(voice.samples, voice.sample_rate, rate) for voice in request.speech.voices]
     media = {"audio": voices, "sampling_rate": rate} if voices else {}
     return processor(text=text, return_tensors="pt", **media)
