@@ -57,7 +57,9 @@ class VibeVoiceReference:
             arguments["guidance_scale"] = stage.cfg_scale
         if tokens is not None:
             # Only tokens that the engine can choose count, and the model's own constraint comes last.
-            allowed = self._get_constraint()
+            config = self._model.config
+            ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
+            allowed = VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
             arguments |= {
                 "max_new_tokens": len(tokens.token_ids),
                 "logits_processor": LogitsProcessorList([allowed, tokens]),
@@ -70,11 +72,6 @@ class VibeVoiceReference:
         (audio,) = generated.audio
         sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
         return SpokenText(sound, tokens=tuple(made))
-
-    def _get_constraint(self) -> VibeVoiceTokenConstraintProcessor:
-        config = self._model.config
-        ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
-        return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
 
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:

@@ -171,7 +171,9 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
         raise APIError(400, error.in_one_line, code="unsupported_input", param=param) from error
     if recordings:
         return await service.decode(partial(_decode_uploads, service, recordings, texts))
-    saved = {name: voice for name in names if (voice := _load_saved(service, name)) is not None}
+    # The model's own speakers come first.
+    others = [] if service.voices is None else [name for name in names if not service.has_speaker(name)]
+    saved = {name: voice for name in others if service.voices and (voice := service.voices.get(name)) is not None}
     other = next((name for name in names if name not in saved), None)
     listed = "GET /v1/audio/voices lists them"
     refuse(
@@ -185,13 +187,6 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
 
 def _label(field: str) -> str:
     return "`ref_audio`" if field == "voice" else f"`{field}`"
-
-
-def _load_saved(service: Service, name: str) -> SavedVoice | None:
-    """Return a saved voice that the model can clone; the model's own speakers come first."""
-    if service.voices is None or service.has_speaker(name):
-        return None
-    return service.voices.get(name)
 
 
 def _decode_uploads(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:

@@ -67,10 +67,6 @@ class SpeechStream:
     # Finished chunks that wait for one before them, by number, with their times.
     early: dict[int, tuple[Report, tuple[float, float, float]]] = field(default_factory=dict)
 
-    @property
-    def is_done(self) -> bool:
-        return self.has_all_codes and self.num_sent == self.num_chunks
-
     def chunk_id(self, number: int) -> str:
         """Return the id of a chunk's request in the engine; no other request has it."""
         return f"{self.request.request_id}\0{number}"
@@ -270,7 +266,7 @@ class Token2WavStage(VllmStage):
             stream.chunk_times_s.append(chunk_times)
             stream.num_sent += 1
             stream.first_audio_s = stream.first_audio_s or time.perf_counter()
-        if stream.is_done:
+        if stream.has_all_codes and stream.num_sent == stream.num_chunks:
             del self._streams[stream.request.request_id]
             self._scheduler.end_stream(stream.request.request_id)
             num_codes = len(stream.chunker.codes)
