@@ -53,29 +53,16 @@ def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
     )
 
 
-def make_spoken_request(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
-    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it.
-
-    `system_prompt` is in place of the stage's own.
-    """
-    spoken = dataclasses.replace(
-        request,
-        prompt=_READ_ALOUD + text,
-        text=dataclasses.replace(request.text, reply=text),
-        modalities=frozenset[Modality]({"audio"}),
-    )
-    return spoken if system_prompt is None else with_system_prompt(spoken, system_prompt)
+def make_spoken_request(request: GenerateRequest, text: str) -> GenerateRequest:
+    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it."""
+    options = dataclasses.replace(request.text, reply=text)
+    modalities = frozenset[Modality]({"audio"})
+    return dataclasses.replace(request, prompt=_READ_ALOUD + text, text=options, modalities=modalities)
 
 
-def with_system_prompt(request: GenerateRequest, system_prompt: str) -> GenerateRequest:
-    """Return the request with a system message before its prompt, in place of the stage's own."""
-    return dataclasses.replace(
-        request, messages=(Message("system", (Part("text", system_prompt),)), prompt_message(request))
-    )
-
-
-def join_instructions(config: EngineConfig, instructions: str) -> str:
-    """Return the profile's system prompt followed by a request's instructions."""
+def with_instructions(request: GenerateRequest, config: EngineConfig, instructions: str) -> GenerateRequest:
+    """Return the request with a system message before its prompt: the profile's system prompt, then instructions."""
     first = config.stages[0]
     own = first.system_prompt if isinstance(first, ARStageConfig) else None
-    return "\n\n".join(filter(None, (own, instructions)))
+    message = Message("system", (Part("text", "\n\n".join(filter(None, (own, instructions)))),))
+    return dataclasses.replace(request, messages=(message, prompt_message(request)))

@@ -22,7 +22,7 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.requests.voices import check_voices, join_instructions, make_spoken_request
+from omni_cli.requests.voices import check_voices, make_spoken_request, with_instructions
 from omni_cli.serve.conversation import count_tokens, get_output, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storing
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id, unix_now
@@ -59,8 +59,9 @@ def speech_routes(service: Service) -> APIRouter:
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
         language = TranscriptionOptions(**body.request_fields("transcription"))
         settings = replace(settings, speech=replace(settings.speech, **options), transcription=language)
-        how = join_instructions(service.config, body.instructions) if body.instructions else None
-        generate = make_spoken_request(settings, body.input, how)
+        generate = make_spoken_request(settings, body.input)
+        if body.instructions:
+            generate = with_instructions(generate, service.config, body.instructions)
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":
