@@ -35,6 +35,8 @@ CODES_PER_SECOND = 50
 WARM_UP_CODES = 100
 # A chunk comes before others' first ones if the audio before it ends within this time.
 URGENT_S = 0.5
+# Of `ChunkSizes`, those that the profile has keys for.
+_SIZES = ("first_chunk", "chunk", "context", "look_ahead")
 NO_CODES = "the talker ended before it produced a codec token"
 
 
@@ -121,10 +123,7 @@ class Token2WavStage(VllmStage):
             **super().settings,
             **self._arithmetic,
             "execution": self.execution_mode.execution,
-            "stream_first_chunk_codes": self._chunk_sizes.first,
-            "stream_chunk_codes": self._chunk_sizes.chunk,
-            "stream_context_codes": self._chunk_sizes.context,
-            "stream_look_ahead_codes": self._chunk_sizes.look_ahead,
+            **{f"stream_{name}_codes": getattr(self._chunk_sizes, name) for name in _SIZES},
         }
 
     @property
@@ -304,20 +303,14 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
 
     With `batching: padded` a chunk continues from the state of the one before it, so it needs no context by default.
     """
-    keys = {
-        "first": "stream_first_chunk_codes",
-        "chunk": "stream_chunk_codes",
-        "context": "stream_context_codes",
-        "look_ahead": "stream_look_ahead_codes",
-    }
-    sizes = {name: size for name, key in keys.items() if (size := getattr(stage, key)) is not None}
+    sizes = {name: size for name in _SIZES if (size := getattr(stage, f"stream_{name}_codes")) is not None}
     for name, size in sizes.items():
         if size % codes_per_block:
             fitting = max(1, round(size / codes_per_block)) * codes_per_block
             raise StageError(
-                f"`{keys[name]}` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
+                f"`stream_{name}_codes` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
                 stage=stage.name,
-                hint=f"--set {stage.name}.{keys[name]}={fitting}",
+                hint=f"--set {stage.name}.stream_{name}_codes={fitting}",
             )
     if stage.batching == "padded":
         return ChunkSizes(**{"context": 0, **sizes})
