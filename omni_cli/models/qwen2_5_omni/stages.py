@@ -25,12 +25,7 @@ from vllm.outputs import RequestOutput
 from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsModel, InputEmbedsStage
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.models.qwen2_5_omni.connectors import (
-    PartialOutput,
-    load_speakers,
-    more_embeds,
-    thinker_to_talker,
-)
+from omni_cli.models.qwen2_5_omni.connectors import PartialOutput, load_speakers, more_embeds, thinker_to_talker
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage

@@ -46,14 +46,8 @@ def thinker_to_talker(
     hidden_positions = [row for row, position in enumerate(user) if prompt_ids[position] in media_ids]
     if hidden_positions:
         rows[hidden_positions] = _rows_of_users(stage_output, user, media_ids, rows)
-    codec = [
-        talker.codec_nothink_id,
-        talker.codec_think_bos_id,
-        talker.codec_think_eos_id,
-        speaker_id,
-        talker.codec_pad_id,
-        talker.codec_bos_id,
-    ]
+    thought = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+    codec = [*thought, speaker_id, talker.codec_pad_id, talker.codec_bos_id]
     tokens_without_embedding = len(rows) - len(codec)
     has_grids = any("grid_thw" in name for name in stage_output.media)
     position_ids = [*text_ids[: len(user)], *[config.tts_pad_token_id] * len(head)]

@@ -77,20 +77,9 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     thinker = {**common(config["thinker_config"]["text_config"]), "sampling": sampling}
     if not speaks:
         return {"thinker": thinker}
-    return {
-        "thinker": thinker,
-        "talker": {
-            **common(config["talker_config"]["text_config"]),
-            "sampling": {
-                "temperature": 0.9,
-                "top_k": 50,
-                "repetition_penalty": 1.05,
-                "max_tokens": 1024 if is_cpu else 4096,
-            },
-        },
-        "code2wav": {
-            "max_num_seqs": 8 if is_cpu else 32,
-            "execution": "eager" if is_cpu else "cudagraph",
-            "output_copy": "async",
-        },
-    }
+    talker = common(config["talker_config"]["text_config"])
+    length = 1024 if is_cpu else 4096
+    talker["sampling"] = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": length}
+    execution = "eager" if is_cpu else "cudagraph"
+    code2wav = {"max_num_seqs": talker["max_num_seqs"], "execution": execution, "output_copy": "async"}
+    return {"thinker": thinker, "talker": talker, "code2wav": code2wav}

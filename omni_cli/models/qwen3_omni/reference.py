@@ -9,14 +9,7 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProce
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
-    get_limits,
-    led_by,
-    load_model,
-    record_calls,
-)
+from omni_cli.models.reference import ForcedCodes, ForcedTokens, get_limits, led_by, load_model, record_calls
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
 from omni_cli.models.voices import pick_speaker

@@ -78,10 +78,7 @@ class SpeechTokenizerConfig(ConfigOfParts):
     """The config.json of a checkpoint's `speech_tokenizer` folder."""
 
     model_type = "qwen3_tts_tokenizer_12hz"
-    sub_configs: ClassVar[dict[str, Any]] = {
-        "decoder_config": Qwen3OmniMoeCode2WavConfig,
-        "encoder_config": MimiConfig,
-    }
+    sub_configs: ClassVar[dict[str, Any]] = {"decoder_config": Qwen3OmniMoeCode2WavConfig, "encoder_config": MimiConfig}
 
     decoder_config: dict[str, Any] | PreTrainedConfig | None = None
     encoder_config: dict[str, Any] | PreTrainedConfig | None = None

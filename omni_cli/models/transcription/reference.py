@@ -55,11 +55,10 @@ class TranscriptionReference:
         # vLLM registers configurations of its own under the same names, in whichever process imported it.
         with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
             self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
+            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         self._tokenizer: Any = self._processor.tokenizer
         self._prompts = None if isinstance(self._processor, _HAVE_PROMPTS) else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
-        with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
-            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         assert isinstance(stage, ARStageConfig)
         end = self._model.generation_config.eos_token_id
         self.ends: list[int] = [end] if isinstance(end, int) else list(end or ())
@@ -250,7 +249,7 @@ def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:
 
     resolve_in_process(read_model_kind(folder))
     arguments = EngineArgs(model=str(folder), dtype="float32", trust_remote_code=config.trust_remote_code)
-    return SpeechPrompts.of(arguments.create_model_config())
+    return SpeechPrompts(arguments.create_model_config())
 
 
 def prompted_inputs(processor: Any, prompts: SpeechPrompts, request: GenerateRequest) -> Any:

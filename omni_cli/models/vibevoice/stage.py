@@ -93,11 +93,6 @@ class VibeVoiceSpeaker(InputEmbedsModel):
         """Make room for the branches of as many tokens as vLLM's KV cache holds."""
         self.branches.allocate(self.num_branches * num_tokens, self.lm_head.weight)
 
-    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (num_tokens, hidden_size) of token ids."""
-        rows: torch.Tensor = self.model.embed_tokens(token_ids)
-        return rows
-
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
         return logits
@@ -168,9 +163,8 @@ class VibeVoiceSpeaker(InputEmbedsModel):
             both = torch.cat([latents, latents])
             times = on_device.expand(len(both)).to(both)
             guided, plain = self.speech.diffusion_head(both, times, condition=conditions).chunk(2)
-            latents = self._scheduler.step(
-                plain + self.guidance_scale * (guided - plain), timestep, latents
-            ).prev_sample
+            velocity = plain + self.guidance_scale * (guided - plain)
+            latents = self._scheduler.step(velocity, timestep, latents).prev_sample
         return latents
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
