@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -157,18 +157,11 @@ def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config:
     return reference_positions(talker.get_rope_index, text_ids, media)
 
 
-class Speaker(TypedDict):
-    """The shapes are (1, enc_emb_dim) and (1, num_frames, num_mels)."""
-
-    bos_token: int
-    cond: torch.Tensor
-    ref_mel: torch.Tensor
-
-
-def load_speakers(model: str) -> dict[str, Speaker]:
+def load_speakers(model: str) -> dict[str, dict[str, Any]]:
     """Load the speakers by name from `spk_dict.pt` of a folder or repo.
 
-    Raises `CheckpointError` if it is missing or cannot be read without running code.
+    Each has the token `bos_token`, and tensors `cond` (1, enc_emb_dim) and `ref_mel` (1, num_frames, num_mels).
+    Raises `CheckpointError` if the file is missing or cannot be read without running code.
     """
     import pickle
 
@@ -176,7 +169,7 @@ def load_speakers(model: str) -> dict[str, Speaker]:
 
     try:
         path = cached_file(model, "spk_dict.pt")
-        speakers: dict[str, Speaker] = torch.load(path, map_location="cpu", weights_only=True)
+        speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the speaker file spk_dict.pt of {model}: {str(error).splitlines()[0]}",

@@ -45,13 +45,14 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
     ) -> SpokenResult:
         """Return the spoken answer, with the ids of both stages and the frames of codes."""
         model, inputs = self.model, self.inputs(request)
+        speakers = model.config.talker_config.speaker_id
         frames = (codes or ForcedCodes(())).leading(model.talker.code_predictor)
         with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, record_calls(model.talker) as calls:
             sequences, waveform = model.generate(
                 **inputs,
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
-                speaker=pick_speaker(self._speakers, request.speech.speaker),
+                speaker=pick_speaker([name.lower() for name in speakers], request.speech.speaker),
                 thinker_eos_token_id=self._ends["eos_token_id"],
                 thinker_do_sample=False,
                 talker_do_sample=False,
@@ -68,7 +69,3 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
     @property
     def _ends(self) -> dict[str, Any]:
         return {"eos_token_id": self.processor.tokenizer.eos_token_id}
-
-    @property
-    def _speakers(self) -> list[str]:
-        return [name.lower() for name in self.model.config.talker_config.speaker_id]

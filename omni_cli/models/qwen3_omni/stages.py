@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,18 +57,15 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
         return active.token_ids[begin : active.context["num_sent"]]
 
-    def _begin(self, active: ActiveRequest, prompt_ids: Sequence[int]) -> dict[str, object]:
-        rows = None
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+        prompt_ids, rows = output.prompt_token_ids, None
         if self.wants_rows(active.request):
             rows = self.new_rows(active)
             assert rows is not None
             positions = [position for position, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
             rows = rows[positions]
         stage_output = ThinkerOutput(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
-        return stage_output.information()
-
-    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+        return encode_additional_information(stage_output.information())
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         has_begun = active.context.get("num_sent", 0) > 0
@@ -77,7 +74,7 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         if has_begun:
             self.processor.take_hidden_rows(active.request.request_id)
             return encode_additional_information({"token_ids": self._new_tokens(active)})
-        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+        return self.stage_output(active, output)
 
 
 class Qwen3TalkerStage(FrameStage):
