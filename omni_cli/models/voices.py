@@ -31,11 +31,9 @@ def speaker_for(voice: str, speakers: Sequence[str]) -> str:
 
 def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:
     """Return a sentence if another speaker than the named voice speaks."""
-    return (
-        ()
-        if voice is None or voice.lower() == speaker.lower()
-        else (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
-    )
+    if voice is None or voice.lower() == speaker.lower():
+        return ()
+    return (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
 
 
 # transformers' default for Qwen3-Omni, if the checkpoint has it.

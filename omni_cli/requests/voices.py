@@ -28,20 +28,15 @@ def check_voices(voices: Sequence[ReferenceVoice], cloning: Cloning | None) -> N
         most = "one speaker" if cloning.max_voices == 1 else f"at most {cloning.max_voices} speakers"
         raise InputError(f"{len(voices)} recordings of voices, and this model has {most}", hint="drop the others")
     for voice in voices:
-        _check(voice, cloning)
-
-
-def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
-    if len(voice.samples) > cloning.max_s * voice.sample_rate:
-        raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
-    if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
-        raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
-    if abs(voice.samples).max() < _SILENCE:
-        raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
-    if cloning.text == "needed" and not voice.text:
-        raise InputError(
-            f"the words of the {voice.name} are missing, which this model needs", hint="give its `ref_text`"
-        )
+        if len(voice.samples) > cloning.max_s * voice.sample_rate:
+            raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
+        if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
+            raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
+        if abs(voice.samples).max() < _SILENCE:
+            raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
+        if cloning.text == "needed" and not voice.text:
+            message = f"the words of the {voice.name} are missing, which this model needs"
+            raise InputError(message, hint="give its `ref_text`")
 
 
 def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:

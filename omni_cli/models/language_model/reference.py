@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
+from omni_cli.config.families import PROCESSOR_FILES
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.reference import (
     ForcedTokens,
@@ -34,8 +35,7 @@ class LanguageModelReference:
         assert isinstance(stage, ARStageConfig)
         self._stage = stage
         self._limits = get_limits(config, stage.name)
-        names = ("processor_config.json", "preprocessor_config.json")
-        is_multimodal = any((folder / name).is_file() for name in names)
+        is_multimodal = any((folder / name).is_file() for name in PROCESSOR_FILES)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = (AutoProcessor if is_multimodal else AutoTokenizer).from_pretrained(folder, **trust)
         self.num_input_tokens = 0

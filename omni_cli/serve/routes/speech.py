@@ -77,6 +77,8 @@ def speech_routes(service: Service) -> APIRouter:
     return router
 
 
+# The fields of recordings by their names elsewhere.
+_LABELS = {"voice": "`ref_audio`", "ref_text": "`ref_text`"}
 # Fields that not every model takes.
 _OPTIONAL = {
     "instructions": "no system prompt changes how this model speaks a text",
@@ -166,7 +168,7 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
     both = '`voice` and `ref_audio` both choose the voice: send `ref_audio` with `voice: "default"`, or without'
     refuse(("ref_audio", recordings and names, both))
     try:
-        service.capabilities.check_cloned(len(recordings), len(texts), _label)
+        service.capabilities.check_cloned(len(recordings), len(texts), _LABELS.__getitem__)
     except UsageError as error:
         param = "ref_text" if error.message.startswith("`ref_text`") else "ref_audio"
         raise APIError(400, error.in_one_line, code="unsupported_input", param=param) from error
@@ -184,10 +186,6 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
     if saved:
         return await service.decode(partial(_decode_saved, service, [saved[name] for name in names]))
     return {"speech": SpeechOptions(speaker=names[0] if names else None)}
-
-
-def _label(field: str) -> str:
-    return "`ref_audio`" if field == "voice" else f"`{field}`"
 
 
 def _decode_uploads(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:
