@@ -16,10 +16,7 @@ from PIL import Image
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.machine import read_memory
-from omni_cli.models.forcing import ForcedCodes as ForcedCodes
-from omni_cli.models.forcing import ForcedTokens as ForcedTokens
-from omni_cli.models.forcing import led_by as led_by
-from omni_cli.models.forcing import replace_attribute as replace_attribute
+from omni_cli.models.forcing import replace_attribute
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Message, Part, prompt_message

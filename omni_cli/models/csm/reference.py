@@ -10,16 +10,8 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import make_inputs
-from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
-    SpokenText,
-    expect_speech,
-    get_device,
-    get_limits,
-    led_by,
-    load_model,
-)
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 

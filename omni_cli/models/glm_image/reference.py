@@ -13,9 +13,10 @@ from PIL import Image
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is_set
+from omni_cli.models.forcing import ForcedTokens, led_by
 from omni_cli.models.glm_image.family import get_size
 from omni_cli.models.glm_image.settings import PriorConfig
-from omni_cli.models.reference import ForcedTokens, check_whole, led_by, noise_in
+from omni_cli.models.reference import check_whole, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 

@@ -13,16 +13,9 @@ import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedTokens, replace_attribute
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import (
-    ForcedTokens,
-    SpokenText,
-    expect_speech,
-    get_device,
-    get_limits,
-    load_model,
-    replace_attribute,
-)
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
 

@@ -11,16 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoPro
 
 from omni_cli.config.families import PROCESSOR_FILES
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import (
-    ForcedTokens,
-    get_device,
-    get_limits,
-    led_by,
-    load_adapters,
-    load_model,
-    processor_inputs,
-    use_adapter,
-)
+from omni_cli.models.forcing import ForcedTokens, led_by
+from omni_cli.models.reference import get_device, get_limits, load_adapters, load_model, processor_inputs, use_adapter
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 

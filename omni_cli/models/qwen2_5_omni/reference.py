@@ -16,19 +16,16 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, replace_attribute
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
     get_device,
     get_limits,
-    led_by,
     load_adapters,
     load_model,
     noise_in,
     processor_inputs,
     record_calls,
-    replace_attribute,
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way

@@ -8,8 +8,9 @@ from typing import Any
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.reference import ForcedCodes, ForcedTokens, get_limits, led_by, load_model, record_calls
+from omni_cli.models.reference import get_limits, load_model, record_calls
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
 from omni_cli.models.voices import pick_speaker

@@ -23,8 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedTokens, led_by, replace_attribute
 from omni_cli.models.language_model.reference import LanguageModelReference
-from omni_cli.models.reference import ForcedTokens, get_limits, led_by, load_model, replace_attribute
+from omni_cli.models.reference import get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.models.transcription.long_form import TimeTokens
 from omni_cli.requests.encoding import resample

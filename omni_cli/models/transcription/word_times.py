@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_asr.processing_qwen3_asr import FORCED_ALIGNER_LANGUAGES, LANGUAGE_CODE_TO_NAME
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.reference import replace_attribute
+from omni_cli.models.forcing import replace_attribute
 from omni_cli.requests.contents import Word
 
 

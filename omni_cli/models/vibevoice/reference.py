@@ -13,16 +13,8 @@ from transformers import LogitsProcessorList, VibeVoiceForConditionalGeneration,
 from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenConstraintProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.reference import (
-    ForcedTokens,
-    SpokenText,
-    expect_speech,
-    get_device,
-    get_limits,
-    load_model,
-    noise_in,
-    replace_attribute,
-)
+from omni_cli.models.forcing import ForcedTokens, replace_attribute
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
