@@ -34,10 +34,6 @@ class DecoderSizes(NamedTuple):
     head_dim: int
 
     @property
-    def config(self) -> dict[str, int]:
-        return self._asdict()
-
-    @property
     def config_of_whole_heads(self) -> dict[str, int]:
         """The keys of a configuration without `head_dim`, whose heads share `hidden_size` evenly."""
         return {name: size for name, size in self._asdict().items() if name != "head_dim"}

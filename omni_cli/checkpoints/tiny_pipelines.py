@@ -68,7 +68,7 @@ def edit() -> Checkpoint:
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
     )
-    text = {**DecoderSizes(_TEXT_SIZE, 128, 3, 2, 1, 32).config, **_text_keys(tokenizer, 1024)}
+    text = {**DecoderSizes(_TEXT_SIZE, 128, 3, 2, 1, 32)._asdict(), **_text_keys(tokenizer, 1024)}
     transformer = dict(
         {**_BLOCKS, "num_layers": 1, "num_single_layers": 2},
         in_channels=4 * latent_channels,  # four latent pixels are one token

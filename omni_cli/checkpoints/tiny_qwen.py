@@ -161,7 +161,7 @@ def _qwen2_5_talker(sizes: OmniSizes, tokenizer: Any) -> dict[str, object]:
     token_id, first = tokenizer.convert_tokens_to_ids, sizes.num_codes
     return {
         **media_tokens(tokenizer, "token_index"),
-        **sizes.talker.config,
+        **sizes.talker._asdict(),
         "vocab_size": _talker_vocab_size(sizes),
         "tts_text_pad_token_id": token_id("<|tts_pad|>"),
         "tts_text_start_token_id": token_id("<|tts_bos|>"),

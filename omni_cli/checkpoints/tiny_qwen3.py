@@ -194,7 +194,7 @@ def _qwen3_talker(sizes: Qwen3OmniSizes, tokenizer: Any) -> dict[str, object]:
         # The reference suppresses this many ids at the end of the talker's vocabulary, of any size.
         "text_config": _qwen3_decoder(sizes, sizes.talker, sizes.talker_experts, sizes.num_codes + 1024),
         "code_predictor_config": {
-            **sizes.code_predictor.config,
+            **sizes.code_predictor._asdict(),
             "vocab_size": sizes.num_codes,
             "num_code_groups": sizes.num_code_groups,
             "rope_parameters": ROPE,
@@ -209,7 +209,7 @@ def _qwen3_decoder(
     side = decoder.head_dim * 5 // 32
     sections = [decoder.head_dim // 2 - 2 * side, side, side]
     return {
-        **decoder.config,
+        **decoder._asdict(),
         **experts.config,
         "vocab_size": vocab_size,
         "tie_word_embeddings": False,

@@ -89,7 +89,7 @@ def csm(sizes: CsmSizes) -> Checkpoint:
     pad = sizes.codebook_size + 2
     shared = {"num_codebooks": sizes.num_codebooks, "vocab_size": sizes.codebook_size + 3}
     config = {
-        **sizes.backbone.config,
+        **sizes.backbone._asdict(),
         **shared,
         "text_vocab_size": sizes.text_vocab_size,
         "bos_token_id": begin,
@@ -98,7 +98,7 @@ def csm(sizes: CsmSizes) -> Checkpoint:
         "audio_eos_token_id": audio_end,
         "codebook_pad_token_id": pad,
         "depth_decoder_config": {
-            **sizes.depth.config,
+            **sizes.depth._asdict(),
             **shared,
             "backbone_hidden_size": sizes.backbone.hidden_size,
             "max_position_embeddings": sizes.num_codebooks + 1,
@@ -194,7 +194,7 @@ def higgs_audio() -> Checkpoint:
     begin_audio, audio, _, delay = tokenizer.convert_tokens_to_ids(_HIGGS_NAMES[7:])
     stream = {"audio_stream_bos_id": codebook_size, "audio_stream_eos_id": codebook_size + 1}
     config = {
-        **DecoderSizes(128, 256, 2, 4, 2, 32).config,
+        **DecoderSizes(128, 256, 2, 4, 2, 32)._asdict(),
         "vocab_size": vocab_size,
         "codebook_size": codebook_size + 2,
         **stream,

@@ -109,6 +109,11 @@ class StageRole:
         return (stage.kind, stage.backend, stage.input) == (self.kind, self.backend, self.input)
 
 
+ar_role = functools.partial(StageRole, kind="ar", backend="vllm")
+# A group of `needed_files`: transformers writes the first, and wrote the second.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
 @dataclass(frozen=True)
 class CheckpointNeeds:
     """Needs of a published checkpoint: the size of its weight files, and the parameters of its parts.

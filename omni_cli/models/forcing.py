@@ -13,7 +13,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 if TYPE_CHECKING:
-    from omni_cli.models.scores import TokenScores
+    from omni_cli.models.scores import EngineTokens, TokenScores
 
 
 class ForcedTokens(LogitsProcessor):
@@ -35,6 +35,11 @@ class ForcedTokens(LogitsProcessor):
         self._top_ids: list[int] = []
         self._gaps: list[float] = []
         self._margins: list[float] = []
+
+    @classmethod
+    def of(cls, tokens: EngineTokens) -> ForcedTokens:
+        """Follow an engine's tokens."""
+        return cls(tokens.token_ids, tokens.candidates)
 
     @property
     def is_at_end(self) -> bool:

@@ -16,11 +16,8 @@ from PIL import Image
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.machine import read_memory
-from omni_cli.models.forcing import ForcedCodes as ForcedCodes
-from omni_cli.models.forcing import ForcedTokens as ForcedTokens
-from omni_cli.models.forcing import led_by as led_by
-from omni_cli.models.forcing import replace_attribute as replace_attribute
-from omni_cli.models.scores import EngineOutput, EngineTokens, Expected, NoReferenceError, Way
+from omni_cli.models.forcing import replace_attribute
+from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Message, Part, prompt_message
 
@@ -47,8 +44,12 @@ class SpokenText:
     tokens: tuple[int, ...] = ()
 
 
-def force_tokens(tokens: EngineTokens) -> ForcedTokens:
-    return ForcedTokens(tokens.token_ids, tokens.candidates)
+def expect_speech(
+    config: EngineConfig, output: EngineOutput, scores: TokenScores, waveform: np.ndarray, num_input_tokens: int
+) -> Expected:
+    """Return what is expected of the first stage's tokens and of the last one's sound."""
+    first, last = config.stages[0].name, config.stages[-1].name
+    return Expected({first: scores}, dict.fromkeys(output.arrays, waveform), last, num_input_tokens=num_input_tokens)
 
 
 @contextlib.contextmanager

@@ -31,11 +31,9 @@ def speaker_for(voice: str, speakers: Sequence[str]) -> str:
 
 def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:
     """Return a sentence if another speaker than the named voice speaks."""
-    return (
-        ()
-        if voice is None or voice.lower() == speaker.lower()
-        else (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
-    )
+    if voice is None or voice.lower() == speaker.lower():
+        return ()
+    return (f"the voice `{voice}` is OpenAI's; this model's `{speaker}` speaks",)
 
 
 # transformers' default for Qwen3-Omni, if the checkpoint has it.
@@ -43,10 +41,10 @@ _DEFAULT = "ethan"
 
 
 def pick_speaker(speakers: Sequence[str], name: str | None) -> str:
-    """Return the speaker of lower-case `speakers`. Raises `InputError` with the list."""
+    """Return one of `speakers`, which may be in lower case. Raises `InputError` with the list."""
     if name is None:
         return _DEFAULT if _DEFAULT in speakers else speakers[0]
-    speaker = speaker_for(name.lower(), speakers)
+    speaker = name if name in speakers else speaker_for(name.lower(), speakers)
     if speaker not in speakers:
         raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
     return speaker

@@ -26,7 +26,7 @@ from omni_cli.requests.contents import (
 from omni_cli.requests.fields import FIELDS, Part
 from omni_cli.requests.files import file_kind, load_tensor
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.requests.voices import join_instructions, make_spoken_request, with_system_prompt
+from omni_cli.requests.voices import make_spoken_request, with_instructions
 
 # Imported when a file is decoded, so that refusals of options are fast.
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def build_request(spec: RequestSpec, config: EngineConfig, choose: Choice | None
         speech=replace(spec.request.speech, voices=_load_voices(spec, config, note)),
     )
     if spec.instructions:
-        request = with_system_prompt(request, join_instructions(config, spec.instructions))
+        request = with_instructions(request, config, spec.instructions)
     return replace(request, notes=tuple(notes))
 
 

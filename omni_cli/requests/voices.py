@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from omni_cli.config.families import Cloning
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import ReferenceVoice
 from omni_cli.requests.outputs import GenerateRequest, Message, Modality, Part, prompt_message
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MIN_VOICE_S = 0.1
 # A sample of 16 bits is at least 3e-5: dither, and what a codec makes of silence, is no sound.
@@ -32,27 +28,15 @@ def check_voices(voices: Sequence[ReferenceVoice], cloning: Cloning | None) -> N
         most = "one speaker" if cloning.max_voices == 1 else f"at most {cloning.max_voices} speakers"
         raise InputError(f"{len(voices)} recordings of voices, and this model has {most}", hint="drop the others")
     for voice in voices:
-        _check(voice, cloning)
-
-
-def _check(voice: ReferenceVoice, cloning: Cloning) -> None:
-    if len(voice.samples) > cloning.max_s * voice.sample_rate:
-        raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
-    if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
-        raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
-    if abs(voice.samples).max() < _SILENCE:
-        raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
-    if cloning.text == "needed" and not voice.text:
-        raise InputError(
-            f"the words of the {voice.name} are missing, which this model needs", hint="give its `ref_text`"
-        )
-
-
-def at_rate(voice: ReferenceVoice, rate: int) -> np.ndarray:
-    """Return the samples of a recording at a model's rate in Hz."""
-    from omni_cli.requests.encoding import resample
-
-    return resample(voice.samples, voice.sample_rate, rate)
+        if len(voice.samples) > cloning.max_s * voice.sample_rate:
+            raise InputError(f"the {voice.name} is longer than {cloning.max_s:g} s", hint="cut it: 10 s are enough")
+        if len(voice.samples) < MIN_VOICE_S * voice.sample_rate:
+            raise InputError(f"the {voice.name} is shorter than {MIN_VOICE_S:g} s", hint="use some seconds of speech")
+        if abs(voice.samples).max() < _SILENCE:
+            raise InputError(f"the {voice.name} has no sound", hint="use some seconds of speech")
+        if cloning.text == "needed" and not voice.text:
+            message = f"the words of the {voice.name} are missing, which this model needs"
+            raise InputError(message, hint="give its `ref_text`")
 
 
 def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
@@ -64,29 +48,16 @@ def rate_notes(voices: Sequence[ReferenceVoice], rate: int) -> tuple[str, ...]:
     )
 
 
-def make_spoken_request(request: GenerateRequest, text: str, system_prompt: str | None = None) -> GenerateRequest:
-    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it.
-
-    `system_prompt` is in place of the stage's own.
-    """
-    spoken = dataclasses.replace(
-        request,
-        prompt=_READ_ALOUD + text,
-        text=dataclasses.replace(request.text, reply=text),
-        modalities=frozenset[Modality]({"audio"}),
-    )
-    return spoken if system_prompt is None else with_system_prompt(spoken, system_prompt)
+def make_spoken_request(request: GenerateRequest, text: str) -> GenerateRequest:
+    """Return the request with a text to speak: the first stage gets it as its own answer, and the others speak it."""
+    options = dataclasses.replace(request.text, reply=text)
+    modalities = frozenset[Modality]({"audio"})
+    return dataclasses.replace(request, prompt=_READ_ALOUD + text, text=options, modalities=modalities)
 
 
-def with_system_prompt(request: GenerateRequest, system_prompt: str) -> GenerateRequest:
-    """Return the request with a system message before its prompt, in place of the stage's own."""
-    return dataclasses.replace(
-        request, messages=(Message("system", (Part("text", system_prompt),)), prompt_message(request))
-    )
-
-
-def join_instructions(config: EngineConfig, instructions: str) -> str:
-    """Return the profile's system prompt followed by a request's instructions."""
+def with_instructions(request: GenerateRequest, config: EngineConfig, instructions: str) -> GenerateRequest:
+    """Return the request with a system message before its prompt: the profile's system prompt, then instructions."""
     first = config.stages[0]
     own = first.system_prompt if isinstance(first, ARStageConfig) else None
-    return "\n\n".join(filter(None, (own, instructions)))
+    message = Message("system", (Part("text", "\n\n".join(filter(None, (own, instructions)))),))
+    return dataclasses.replace(request, messages=(message, prompt_message(request)))

@@ -12,13 +12,15 @@ import msgspec
 import torch
 
 from fuzz.msgpack_mutation import damaged
-from omni_cli.models.qwen2_5_omni.connectors import ReplyRows, ThinkerOutput
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.stage.payloads import (
     DEFAULT_LIMITS,
     PayloadError,
     PayloadLimits,
     decode_additional_information,
     encode_additional_information,
+    get_integers,
+    get_tensor,
 )
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION, read_request_payload
 
@@ -159,7 +161,12 @@ def _decode(case: Case) -> Any:
         return {**payload.information, **embeds}
     decoded = decode_additional_information(case.raw, case.limits)
     if case.door == "stage_output":
-        (ReplyRows if "token_ids" in decoded else ThinkerOutput).from_information(decoded)
+        if "token_ids" in decoded:
+            # As `more_embeds` reads a further part.
+            get_integers(decoded, "token_ids")
+            get_tensor(decoded, "hidden_states", num_dims=2)
+        else:
+            ThinkerOutput.from_information(decoded)
     return decoded
 
 

@@ -16,8 +16,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.families import published_needs
 from omni_cli.config.loader import load_profile
-from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, SpeechTokenizerConfig
 from omni_cli.models.qwen3_tts.encoder import VoiceEncoder, load_part
+from omni_cli.models.qwen3_tts.modules import SpeechDecoder, SpeechTokenizerConfig
 from omni_cli.models.qwen3_tts.reference import Qwen3TTSReference
 from omni_cli.models.qwen3_tts.tiny import _make_talker
 from omni_cli.models.scores import Way

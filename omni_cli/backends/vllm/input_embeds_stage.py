@@ -10,8 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.utils import AutoWeightsLoader, PPMissingLayer, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
 from omni_cli.backends.vllm.schedulers import get_scheduler
@@ -43,6 +46,19 @@ class InputEmbedsModel(nn.Module):
         self.register_buffer("without_embedding", torch.zeros(num_rows, 1, dtype=torch.bool), persistent=False)
         self.register_buffer("inputs", torch.zeros(num_rows, hidden_size), persistent=False)
         self._any_without_embedding = False
+
+    def make_ends(
+        self, config: VllmConfig, vocab_size: int, hidden_size: int, head: str, *, embedding_size: int | None = None
+    ) -> None:
+        """Make what the first pipeline rank has before the decoder, and the last one behind it: `head` is a name."""
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.logits_processor = LogitsProcessor(vocab_size)
+        self.lm_head: nn.Module = PPMissingLayer()
+        if get_pp_group().is_first_rank:
+            num_rows = config.scheduler_config.max_num_batched_tokens
+            self.make_input_buffers(num_rows, embedding_size or hidden_size, hidden_size)
+        if get_pp_group().is_last_rank:
+            self.lm_head = ParallelLMHead(vocab_size, hidden_size, prefix=head)
 
     def fill_input_embeds(self, rows: Sequence[torch.Tensor | None], tokens_without_embedding: Sequence[int]) -> None:
         """Set the input embeddings of the next forward pass, one item per request, in batch order.

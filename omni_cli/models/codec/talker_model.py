@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 
@@ -51,21 +49,13 @@ class TalkerModel(FrameModel, SupportsPP):
         self.model = self.decoder_class(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         # Small, and read by the code predictor too; a copy per rank costs less than exchanging rows.
         self.model.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.logits_processor = LogitsProcessor(text.vocab_size)
+        self.make_ends(vllm_config, text.vocab_size, text.hidden_size, maybe_prefix(prefix, "codec_head"))
         self.max_num_seqs: int = vllm_config.scheduler_config.max_num_seqs
-        ends = get_pp_group()
         self.text_projection: nn.Module = PPMissingLayer()
         self.code_predictor: nn.Module = PPMissingLayer()
-        self.lm_head: nn.Module = PPMissingLayer()
-        if ends.is_first_rank:
-            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
-            self.make_input_buffers(num_rows, text.hidden_size, text.hidden_size)
-        if ends.is_first_rank or ends.is_last_rank:
+        if get_pp_group().is_first_rank or get_pp_group().is_last_rank:
             self.code_predictor = make_code_predictor(config.code_predictor_config, text.hidden_size)
             stack_projections(self.code_predictor.model.layers)
-        if ends.is_last_rank:
-            self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "codec_head"))
 
     def code_network(self) -> CodeNetwork:
         predictor = self.code_predictor

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, CheckpointNeeds, Family, Machine, ar_role
 from omni_cli.core.errors import InputError
+from omni_cli.models.codec import codec_role
 from omni_cli.models.voices import speaker_for
 
 if TYPE_CHECKING:
@@ -51,25 +52,18 @@ FAMILY = Family(
     title="CSM",
     architectures=("CsmForConditionalGeneration",),
     roles=(
-        StageRole(
+        ar_role(
             name="backbone",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:BackboneStage",
             model=f"{_HERE}.stages:CsmBackbone",
             takes=("sampling", "max_tokens", "temperature", "raw"),
-            needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
+            needed_files=(("tokenizer.json",), PROCESSOR_FILES),
             needed_weights=("backbone_model.", "depth_decoder.", "embed_text_tokens.", "lm_head."),
         ),
-        StageRole(
+        codec_role(
             name="codec",
-            kind="diffusion",
-            backend="vllm",
-            stage="omni_cli.models.codec.decoder_stage:CodecStage",
             model=f"{_HERE}.stages:CsmCodec",
             input="backbone",
-            makes="audio",
-            settings="omni_cli.models.codec.settings:CodecConfig",
             needed_weights=("codec_model.",),
         ),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,8 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import make_inputs
-from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
-    SpokenText,
-    force_tokens,
-    get_device,
-    get_limits,
-    led_by,
-    load_model,
-)
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -29,29 +20,26 @@ class CsmReference:
     """Greedy, with the profile's maximum of tokens unless tokens are given."""
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
-        self._stage, *others = [stage.name for stage in config.stages]
-        self._codec = others[0] if others else None
-        self._config = config
+        self._config, self._stage = config, config.stages[0].name
         self._processor: Any = CsmProcessor.from_pretrained(folder)
         self._model: Any = load_model(CsmForConditionalGeneration, folder, way, config)
 
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
-        tokens, codes = force_tokens(engine), ForcedCodes(engine.codes or ())
+        tokens, codes = ForcedTokens.of(engine), ForcedCodes(engine.codes or ())
         # The engine never makes ids that Mimi cannot decode.
         config = self._model.config
         tokens.suppressed = list(range(config.codec_config.codebook_size, config.vocab_size))
         spoken = self.speak(output.request, tokens, codes)
-        arrays = {name: spoken.waveform for name in output.arrays}
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        scores = {self._stage: codes.added_to(tokens.scores)}
-        return Expected(scores, arrays, self._codec, num_input_tokens=num_input_tokens)
+        scores = codes.added_to(tokens.scores)
+        return expect_speech(self._config, output, scores, spoken.waveform, num_input_tokens)
 
     def speak(
         self, request: GenerateRequest, tokens: ForcedTokens | None = None, codes: ForcedCodes | None = None
     ) -> SpokenText:
         inputs = self._inputs(request)
-        frames = contextlib.nullcontext() if codes is None else codes.leading(self._model.depth_decoder)
+        frames = (codes or ForcedCodes(())).leading(self._model.depth_decoder)
         with torch.no_grad(), led_by(self._model, tokens), frames:
             generated = self._model.generate(
                 input_ids=inputs["input_ids"],

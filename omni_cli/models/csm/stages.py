@@ -14,8 +14,6 @@ from torch import nn
 from transformers import AutoProcessor, CsmDepthDecoderForCausalLM, MimiModel
 from vllm.config import VllmConfig
 from vllm.distributed import get_pp_group
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
@@ -65,15 +63,9 @@ class CsmBackbone(FrameModel, SupportsPP):
         self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         # Of all codebooks, because the depth decoder reads them too. A copy per rank costs less than exchanging rows.
         self.model.embed_tokens = nn.Embedding(config.num_codebooks * config.vocab_size, config.hidden_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_ends(vllm_config, config.vocab_size, config.hidden_size, maybe_prefix(prefix, "lm_head"))
         self.depth_decoder: nn.Module = PPMissingLayer()
-        self.lm_head: nn.Module = PPMissingLayer()
-        if get_pp_group().is_first_rank:
-            num_rows = vllm_config.scheduler_config.max_num_batched_tokens
-            self.make_input_buffers(num_rows, config.hidden_size, config.hidden_size)
         if get_pp_group().is_last_rank:
-            self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
             self.depth_decoder = CsmDepthDecoderForCausalLM._from_config(
                 config.depth_decoder_config, dtype=torch.get_default_dtype()
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole, ar_role
 from omni_cli.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ FAMILY = Family(
     entry_file="model_index.json",
     architectures=("GlmImagePipeline",),
     roles=(
-        StageRole(
+        ar_role(
             name="prior",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.prior_stage:PriorStage",
             model=f"{_HERE}.prior_stage:GlmImageForConditionalGeneration",
             settings=f"{_HERE}.settings:PriorConfig",

@@ -13,9 +13,10 @@ from PIL import Image
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is_set
+from omni_cli.models.forcing import ForcedTokens, led_by
 from omni_cli.models.glm_image.family import get_size
 from omni_cli.models.glm_image.settings import PriorConfig
-from omni_cli.models.reference import ForcedTokens, check_whole, force_tokens, led_by, noise_in
+from omni_cli.models.reference import check_whole, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -51,7 +52,7 @@ class GlmImageReference:
         encoder.generate, encoder.get_image_features = record_output, self._features
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = force_tokens(output.tokens[self._prior.name])
+        tokens = ForcedTokens.of(output.tokens[self._prior.name])
         image = self.run(output.request, tokens)
         is_exact = not any(is_set(self._decoder, key) for key in _ROUNDING_KEYS)
         arrays = {name: image for name in output.arrays}

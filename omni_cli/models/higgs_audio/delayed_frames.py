@@ -105,29 +105,22 @@ class DelayedFrames(FrameStore):
         logits = self._mask_logits(spans, raw_logits, slice(1, None))
         others = logits.argmax(dim=-1)
         sampled = [index for index, request in enumerate(requests) if not request.is_greedy]
+        drawing = [requests[index] for index in sampled], [frames[index] for index in sampled]
         if sampled:
-            others[sampled] = self._draw(
-                [requests[index] for index in sampled], [frames[index] for index in sampled], logits[sampled]
-            )
+            others[sampled] = self._draw(*drawing, logits[sampled])
         codes = torch.cat([first_codes.long()[:, None], others], dim=1)
         if sampled and self._limit is not None:
             first = self._model.compute_logits(hidden[sampled]).float()
-            codes[sampled] = self._without_repeats(
-                [requests[index] for index in sampled],
-                [frames[index] for index in sampled],
-                torch.cat([first[:, None], raw_logits[sampled]], dim=1),
-                codes[sampled],
-            )
+            raw_logits = torch.cat([first[:, None], raw_logits[sampled]], dim=1)
+            codes[sampled] = self._without_repeats(*drawing, raw_logits, codes[sampled])
         before = self._num_ended(requests, frames)
         ended = torch.where(before > 0, before + 1, (codes == self._end).any(dim=1, keepdim=True).long())
         for request, frame, row, count in zip(requests, frames, codes.unbind(), ended.unbind(), strict=True):
             request.put(frame, row)
             del request.num_ended[frame:]
             request.num_ended.append(count)
-        self._latest, self._latest_of = (
-            self._model.rows_of_codes(codes),
-            [(span.request_id, span.end, 1) for span in spans],
-        )
+        self._latest = self._model.rows_of_codes(codes)
+        self._latest_of = [(span.request_id, span.end, 1) for span in spans]
         return codes
 
     def _frames(self, spans: Sequence[ComputedSpan]) -> tuple[list[DelayedRequest], list[int]]:

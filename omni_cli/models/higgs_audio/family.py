@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import Cloning, Family, Machine, StageRole
+from omni_cli.config.families import Cloning, Family, Machine, ar_role
+from omni_cli.models.codec import codec_role
 
 _HERE = "omni_cli.models.higgs_audio"
 # Tags of turns in a text: `[SPEAKER1] Hello.`
@@ -17,10 +18,8 @@ FAMILY = Family(
     title="Higgs Audio v2",
     architectures=("HiggsAudioV2ForConditionalGeneration",),
     roles=(
-        StageRole(
+        ar_role(
             name="backbone",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:HiggsBackboneStage",
             model=f"{_HERE}.stages:HiggsBackbone",
             takes=("instructions", "sampling", "max_tokens", "temperature", "raw"),
@@ -34,15 +33,10 @@ FAMILY = Family(
                 "audio_tokenizer/semantic_model.",
             ),
         ),
-        StageRole(
+        codec_role(
             name="codec",
-            kind="diffusion",
-            backend="vllm",
-            stage="omni_cli.models.codec.decoder_stage:CodecStage",
             model=f"{_HERE}.stages:HiggsCodec",
             input="backbone",
-            makes="audio",
-            settings="omni_cli.models.codec.settings:CodecConfig",
             needed_files=(("processor_config.json",),),
             needed_weights=("audio_tokenizer/quantizer.", "audio_tokenizer/acoustic_decoder."),
         ),

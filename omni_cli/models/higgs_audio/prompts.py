@@ -21,8 +21,9 @@ from omni_cli.core.compat.torchvision import import_with_torchaudio
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.higgs_audio.family import CLONING, SPEAKERS
 from omni_cli.models.voices import speaker_for, text_to_speak
+from omni_cli.requests.encoding import resample
 from omni_cli.requests.outputs import GenerateRequest, Part
-from omni_cli.requests.voices import at_rate, check_voices
+from omni_cli.requests.voices import check_voices
 
 PROCESSOR, SOURCE = "processor_config.json", "audio_tokenizer_name_or_path"
 _MODULE = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
@@ -133,7 +134,7 @@ def make_inputs(processor: Any, request: GenerateRequest, scene_text: str | None
     media: dict[str, Any] = {}
     if request.speech.voices:  # in the order of the conversation: those of the scene first
         voices = sorted(request.speech.voices, key=lambda voice: bool(voice.text))
-        media["audio"] = [at_rate(voice, rate) for voice in voices]
+        media["audio"] = [resample(voice.samples, voice.sample_rate, rate) for voice in voices]
     return processor(text=text, sampling_rate=rate, add_special_tokens=False, return_tensors="pt", **media)
 
 

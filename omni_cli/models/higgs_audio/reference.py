@@ -13,16 +13,9 @@ import torch
 from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedTokens, replace_attribute
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import (
-    ForcedTokens,
-    SpokenText,
-    force_tokens,
-    get_device,
-    get_limits,
-    load_model,
-    replace_attribute,
-)
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -54,10 +47,9 @@ class HiggsAudioReference:
     """Greedy, with the profile's maximum of tokens unless tokens are given."""
 
     def __init__(self, folder: Path, config: EngineConfig, way: Way) -> None:
-        backbone, *others = config.stages
+        backbone = config.stages[0]
         assert isinstance(backbone, ARStageConfig)
         self._stage, self._scene = backbone.name, backbone.system_prompt
-        self._codec = others[0].name if others else None
         self._config = config
         # Codes of recordings are the engine's input and are made in float32; samples are made in the way's type.
         heard, spoken = (load_tokenizer(folder, getattr(torch, dtype)) for dtype in ("float32", way.dtype))
@@ -69,11 +61,10 @@ class HiggsAudioReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
-        frames = ForcedFrames(force_tokens(engine), engine.codes or ())
+        frames = ForcedFrames(ForcedTokens.of(engine), engine.codes or ())
         spoken = self.speak(output.request, frames, len(engine.token_ids))
-        arrays = {name: spoken.waveform for name in output.arrays}
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        return Expected({self._stage: frames.scores}, arrays, self._codec, num_input_tokens=num_input_tokens)
+        return expect_speech(self._config, output, frames.scores, spoken.waveform, num_input_tokens)
 
     def speak(
         self, request: GenerateRequest, frames: ForcedFrames | None = None, num_frames: int | None = None

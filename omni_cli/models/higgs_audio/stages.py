@@ -173,11 +173,8 @@ class HiggsCodec(CodecForDiffusion):
         # Read only to see whether a weight is missing or not a number.
         self.secondary_weights = (DefaultModelLoader.Source(str(folder), revision=None, prefix="codec."),)
         own = kind.config_class.from_pretrained(folder)
-        self.sample_rate, self.codebook_size, self.num_codebooks = (
-            own.sample_rate,
-            own.codebook_size,
-            own.num_quantizers,
-        )
+        self.sample_rate, self.codebook_size = own.sample_rate, own.codebook_size
+        self.num_codebooks = own.num_quantizers
         codec: nn.Module = kind._from_config(own, dtype=torch.get_default_dtype())
         codec.acoustic_encoder = codec.encoder_semantic = codec.semantic_model = codec.decoder_semantic = None
         return codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, Family, Machine, ar_role
 
 _TOKENIZERS = (
     "tokenizer.json",
@@ -23,14 +23,12 @@ FAMILY = Family(
     name="language_model",
     title="a language model",
     roles=(
-        StageRole(
+        ar_role(
             name="model",
-            kind="ar",
-            backend="vllm",
             stage="omni_cli.backends.vllm.text_stage:TextStage",
             makes="text",
             needed_files=(_TOKENIZERS,),
-            processor_files=("preprocessor_config.json", "processor_config.json"),
+            processor_files=PROCESSOR_FILES[::-1],
         ),
     ),
     profile="omni_cli.models.language_model.family:derive_stages",

@@ -9,18 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
 
+from omni_cli.config.families import PROCESSOR_FILES
 from omni_cli.config.schema import ARStageConfig, EngineConfig
-from omni_cli.models.reference import (
-    ForcedTokens,
-    force_tokens,
-    get_device,
-    get_limits,
-    led_by,
-    load_adapters,
-    load_model,
-    processor_inputs,
-    use_adapter,
-)
+from omni_cli.models.forcing import ForcedTokens, led_by
+from omni_cli.models.reference import get_device, get_limits, load_adapters, load_model, processor_inputs, use_adapter
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -35,8 +27,7 @@ class LanguageModelReference:
         assert isinstance(stage, ARStageConfig)
         self._stage = stage
         self._limits = get_limits(config, stage.name)
-        names = ("processor_config.json", "preprocessor_config.json")
-        is_multimodal = any((folder / name).is_file() for name in names)
+        is_multimodal = any((folder / name).is_file() for name in PROCESSOR_FILES)
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         self._processor: Any = (AutoProcessor if is_multimodal else AutoTokenizer).from_pretrained(folder, **trust)
         self.num_input_tokens = 0
@@ -63,7 +54,7 @@ class LanguageModelReference:
         return processor_inputs(self._processor, request, self._stage.system_prompt)
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = force_tokens(output.tokens[self._stage.name])
+        tokens = ForcedTokens.of(output.tokens[self._stage.name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         return Expected({self._stage.name: tokens.scores}, num_input_tokens=self.num_input_tokens)
 

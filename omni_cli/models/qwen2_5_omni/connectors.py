@@ -7,67 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
-from omni_cli.models.qwen_omni.media import get_media, reference_positions
-from omni_cli.models.voices import speaker_for
+from omni_cli.models.qwen_omni.media import ThinkerOutput, reference_positions
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
 from omni_cli.stage.request_payloads import EmbeddedPrompt
-
-
-@dataclass(frozen=True)
-class ThinkerOutput:
-    """The thinker's output for one request.
-
-    `hidden_states` (P + N - 1, hidden_size): one row for each of P prompt tokens and of N output tokens except the
-    last, which was never an input. `media` has the grids and lengths of images, videos and audio in the prompt.
-
-    If the thinker has not finished, it is the first part of a stage output, followed by `ReplyRows`.
-    """
-
-    prompt_token_ids: list[int]
-    output_token_ids: list[int]
-    hidden_states: torch.Tensor
-    media: dict[str, torch.Tensor]
-
-    @classmethod
-    def from_information(cls, information: dict[str, object]) -> ThinkerOutput:
-        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
-        return cls(
-            get_integers(information, "prompt_token_ids"),
-            get_integers(information, "output_token_ids"),
-            get_tensor(information, "hidden_states", num_dims=2),
-            get_media(information),
-        )
-
-    def information(self) -> dict[str, object]:
-        return {
-            "prompt_token_ids": self.prompt_token_ids,
-            "output_token_ids": self.output_token_ids,
-            "hidden_states": self.hidden_states,
-            **self.media,
-        }
-
-
-@dataclass(frozen=True)
-class ReplyRows:
-    """The thinker's output since the last part of its stage output: `hidden_states` (num_tokens, hidden_size)."""
-
-    token_ids: list[int]
-    hidden_states: torch.Tensor
-
-    @classmethod
-    def from_information(cls, information: dict[str, object]) -> ReplyRows:
-        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
-        return cls(get_integers(information, "token_ids"), get_tensor(information, "hidden_states", num_dims=2))
-
-    def information(self) -> dict[str, object]:
-        return {"token_ids": self.token_ids, "hidden_states": self.hidden_states}
 
 
 class PartialOutput:
@@ -91,7 +39,8 @@ class PartialOutput:
     ) -> dict[str, object] | None:
         """Return the next part to encode; None if there is none yet. `reply_ids` are all tokens so far.
 
-        The first part is a `ThinkerOutput` with a reply row or more, or complete; the others are `ReplyRows`.
+        The first part is a `ThinkerOutput` with a reply row or more, or complete; the others have the tokens since the
+        last part, and their rows.
         """
         num_prompt = 0 if self._has_begun else len(prompt_ids)
         # The last token may have a row (drafted tokens), which is useless before its successor is known.
@@ -107,7 +56,7 @@ class PartialOutput:
         first = self._num_replied
         self._num_replied += num_rows - num_prompt
         if self._has_begun:
-            return ReplyRows(list(reply_ids[first : self._num_replied]), rows[:num_rows]).information()
+            return {"token_ids": list(reply_ids[first : self._num_replied]), "hidden_states": rows[:num_rows]}
         self._has_begun = True
         replied = list(reply_ids[: self._num_replied + 1])
         return ThinkerOutput(list(prompt_ids), replied, rows[:num_rows], media).information()
@@ -125,7 +74,8 @@ def thinker_to_talker(
     """Build the talker's input rows. `config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks up the thinker's
     embeddings.
 
-    Each row is the thinker's last hidden state plus its input embedding, without the embeddings of media tokens.
+    The output has one row for each of P prompt tokens and of N output tokens except the last, which was never an input.
+    Each row of the talker is such a last hidden state plus its input embedding, without the embeddings of media tokens.
     The prompt is followed by the speaker's text-begin embedding and the first reply row. Later reply rows condition
     the decoding steps one by one, followed by a text-end and a padding row, which `more_embeds` adds if the output is
     partial. A partial output must have a reply row.
@@ -136,6 +86,7 @@ def thinker_to_talker(
     """
     prompt_ids, output_ids = stage_output.prompt_token_ids, stage_output.output_token_ids
     num_prompt = len(prompt_ids)
+    assert stage_output.hidden_states is not None
     consumed = [*prompt_ids, *output_ids[:-1]]
     rows = _rows(consumed, stage_output.hidden_states[: len(consumed)], config, embed)
     stream = rows[num_prompt:]
@@ -157,10 +108,14 @@ def thinker_to_talker(
 
 
 def more_embeds(
-    reply: ReplyRows, *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
+    reply: dict[str, object], *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
 ) -> torch.Tensor:
-    """Build the rows (num_rows, embedding_size) that follow the rows of `thinker_to_talker` and of earlier calls."""
-    rows = _rows(reply.token_ids, reply.hidden_states, config, embed)
+    """Build the rows (num_rows, embedding_size) that follow those of `thinker_to_talker` and of earlier calls.
+
+    Raises `PayloadError` for a further part of the output in which something is missing or of the wrong type.
+    """
+    hidden_states = get_tensor(reply, "hidden_states", num_dims=2)
+    rows = _rows(get_integers(reply, "token_ids"), hidden_states, config, embed)
     return torch.cat([rows, _ending(config, embed)]) if is_last else rows
 
 
@@ -202,18 +157,11 @@ def mrope_positions(text_ids: list[int], media: dict[str, torch.Tensor], config:
     return reference_positions(talker.get_rope_index, text_ids, media)
 
 
-class Speaker(TypedDict):
-    """The shapes are (1, enc_emb_dim) and (1, num_frames, num_mels)."""
-
-    bos_token: int
-    cond: torch.Tensor
-    ref_mel: torch.Tensor
-
-
-def load_speakers(model: str) -> dict[str, Speaker]:
+def load_speakers(model: str) -> dict[str, dict[str, Any]]:
     """Load the speakers by name from `spk_dict.pt` of a folder or repo.
 
-    Raises `CheckpointError` if it is missing or cannot be read without running code.
+    Each has the token `bos_token`, and tensors `cond` (1, enc_emb_dim) and `ref_mel` (1, num_frames, num_mels).
+    Raises `CheckpointError` if the file is missing or cannot be read without running code.
     """
     import pickle
 
@@ -221,20 +169,10 @@ def load_speakers(model: str) -> dict[str, Speaker]:
 
     try:
         path = cached_file(model, "spk_dict.pt")
-        speakers: dict[str, Speaker] = torch.load(path, map_location="cpu", weights_only=True)
+        speakers: dict[str, dict[str, Any]] = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the speaker file spk_dict.pt of {model}: {str(error).splitlines()[0]}",
             hint="Qwen2.5-Omni checkpoints come with one; copy it into the folder",
         ) from error
     return speakers
-
-
-def pick_speaker(speakers: dict[str, Speaker], name: str | None) -> str:
-    """Return the speaker, by default the first. Raises `InputError` with the list."""
-    if name is None:
-        return next(iter(speakers))
-    name = speaker_for(name, list(speakers))
-    if name not in speakers:
-        raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")
-    return name

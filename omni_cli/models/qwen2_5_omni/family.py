@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, CheckpointNeeds, Family, Machine, StageRole, ar_role
 
 _HERE = "omni_cli.models.qwen2_5_omni"
 
@@ -16,23 +16,16 @@ FAMILY = Family(
     # The name in published checkpoints, and what transformers saves.
     architectures=("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"),
     roles=(
-        StageRole(
+        ar_role(
             name="thinker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:ThinkerStage",
             makes="text",
             decoder="thinker_config",
-            needed_files=(
-                ("tokenizer.json", "vocab.json"),
-                ("processor_config.json", "preprocessor_config.json"),
-            ),
+            needed_files=(("tokenizer.json", "vocab.json"), PROCESSOR_FILES),
             needed_weights=("thinker.model.", "thinker.audio_tower.", "thinker.visual."),
         ),
-        StageRole(
+        ar_role(
             name="talker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:TalkerStage",
             model=f"{_HERE}.stages:Qwen2_5OmniTalkerForConditionalGeneration",
             input="thinker",
@@ -88,23 +81,13 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     config = read_config(folder)
     is_cpu = machine.device == "cpu"
     common = partial(decoder_settings, machine=machine, max_model_len={"cpu": 4096, "cuda": 32768})
+    thinker = {"system_prompt": _SYSTEM_PROMPT, "sampling": {"temperature": 0.0, "max_tokens": 1024}}
+    # Qwen2.5-Omni's own values, because greedy speech gets stuck.
+    sampling = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
+    sampling["max_tokens"] = 1024 if is_cpu else 4096
     return {
-        "thinker": {
-            **common(config["thinker_config"]["text_config"]),
-            "system_prompt": _SYSTEM_PROMPT,
-            "sampling": {"temperature": 0.0, "max_tokens": 1024},
-        },
-        "talker": {
-            **common(config["talker_config"]),
-            # Qwen2.5-Omni's own values, because greedy speech gets stuck.
-            "sampling": {
-                "temperature": 0.9,
-                "top_k": 40,
-                "top_p": 0.8,
-                "repetition_penalty": 1.05,
-                "max_tokens": 4096 if not is_cpu else 1024,
-            },
-        },
+        "thinker": {**common(config["thinker_config"]["text_config"]), **thinker},
+        "talker": {**common(config["talker_config"]), "sampling": sampling},
         "token2wav": {
             "max_num_seqs": 8,
             "num_inference_steps": 10,

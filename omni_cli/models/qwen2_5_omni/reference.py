@@ -16,24 +16,20 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
 from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
-from omni_cli.models.qwen2_5_omni.connectors import pick_speaker
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, replace_attribute
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
 from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
-    force_tokens,
     get_device,
     get_limits,
-    led_by,
     load_adapters,
     load_model,
     noise_in,
     processor_inputs,
     record_calls,
-    replace_attribute,
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
+from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.outputs import GenerateRequest
 
 
@@ -67,14 +63,14 @@ class Qwen2_5OmniReference:
             self._keep_mask()
 
     def expected(self, output: EngineOutput) -> Expected:
-        thinker = force_tokens(output.tokens["thinker"])
+        thinker = ForcedTokens.of(output.tokens["thinker"])
         if "talker" not in output.tokens:
             self.answer(output.request, thinker)
             return Expected({"thinker": thinker.scores}, num_input_tokens=self.num_input_tokens)
         if len(thinker.token_ids) < self.MIN_SPOKEN:
             raise NoReferenceError("transformers cannot speak an answer of a single token")
         tokens = output.tokens["talker"]
-        talker, codes = force_tokens(tokens), ForcedCodes(tokens.codes or ())
+        talker, codes = ForcedTokens.of(tokens), ForcedCodes(tokens.codes or ())
         spoken = self.speak(output.request, thinker, talker, codes)
         arrays = {name: spoken.waveform for name in output.arrays}
         talker_scores = talker.scores if tokens.codes is None else codes.added_to(talker.scores)
@@ -114,7 +110,7 @@ class Qwen2_5OmniReference:
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
                 **_denoising(token2wav),
-                speaker=pick_speaker(model.speaker_map, request.speech.speaker),
+                speaker=pick_speaker(list(model.speaker_map), request.speech.speaker),
                 thinker_do_sample=False,
                 talker_do_sample=False,
                 talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],

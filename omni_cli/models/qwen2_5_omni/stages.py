@@ -15,8 +15,7 @@ from torch import nn
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsPP
 from vllm.model_executor.models.llama import LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2Model
@@ -26,18 +25,11 @@ from vllm.outputs import RequestOutput
 from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable, InputEmbedsModel, InputEmbedsStage
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.shards import shards_with_prefix
-from omni_cli.models.qwen2_5_omni.connectors import (
-    PartialOutput,
-    ReplyRows,
-    ThinkerOutput,
-    load_speakers,
-    more_embeds,
-    pick_speaker,
-    thinker_to_talker,
-)
+from omni_cli.models.qwen2_5_omni.connectors import PartialOutput, load_speakers, more_embeds, thinker_to_talker
 from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
-from omni_cli.models.voices import note_on_voice
+from omni_cli.models.voices import note_on_voice, pick_speaker
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import AppendInput, Report
@@ -77,8 +69,9 @@ class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, Su
         self.model = Qwen2Model(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), decoder_layer_type=_decoder_layer
         )
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-        self.logits_processor = LogitsProcessor(config.vocab_size)
+        sizes = {"hidden_size": config.hidden_size, "embedding_size": config.embedding_size}
+        self.make_ends(vllm_config, config.vocab_size, head=maybe_prefix(prefix, "codec_head"), **sizes)
+        self.thinker_to_talker_proj: nn.Module = PPMissingLayer()
         if get_pp_group().is_first_rank:
             # Codec embeddings are as wide as the thinker's rows and are projected together with them.
             self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
@@ -87,17 +80,6 @@ class Qwen2_5OmniTalkerForConditionalGeneration(InputEmbedsModel, SupportsPP, Su
                 config.hidden_size,
                 prefix=maybe_prefix(prefix, "thinker_to_talker_proj"),
             )
-            self.make_input_buffers(
-                vllm_config.scheduler_config.max_num_batched_tokens, config.embedding_size, config.hidden_size
-            )
-        else:
-            self.thinker_to_talker_proj = PPMissingLayer()
-        if get_pp_group().is_last_rank:
-            self.lm_head = ParallelLMHead(
-                config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "codec_head")
-            )
-        else:
-            self.lm_head = PPMissingLayer()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return codec embeddings (num_tokens, embedding_size); zero for the mask id."""
@@ -164,7 +146,7 @@ class TalkerStage(InputEmbedsStage):
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
         self._num_early += request.stage.more_follows
-        name = pick_speaker(self.speakers, request.speech.speaker)
+        name = pick_speaker(self.voices, request.speech.speaker)
         active.context["notes"] = note_on_voice(request.speech.speaker, name)
         speaker = self.speakers[name]
         prompt = thinker_to_talker(
@@ -179,7 +161,7 @@ class TalkerStage(InputEmbedsStage):
         return prompt, {"stop_token_ids": ends}
 
     def more_rows(self, command: AppendInput) -> torch.Tensor:
-        reply = ReplyRows.from_information(self.decode_input(command.stage_output))
+        reply = self.decode_input(command.stage_output)
         return more_embeds(reply, config=self.config, embed=self._embed, is_last=command.is_last)
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:

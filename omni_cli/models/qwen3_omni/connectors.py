@@ -6,7 +6,6 @@ The arithmetic is that of transformers' `Qwen3OmniMoeForConditionalGeneration.ge
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,55 +13,20 @@ from typing import Any
 import torch
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.qwen_omni.media import get_media, reference_positions
-from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
+from omni_cli.models.qwen_omni.media import ThinkerOutput, reference_positions
+from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.request_payloads import EmbeddedPrompt
-
-_MEDIA_ROWS = "media_rows"
 
 Embed = Callable[[Sequence[int]], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class TokenOutput:
-    """The thinker's output for one request: the talker needs only the token ids of text.
-
-    `reply_token_ids` are those that were an input of the thinker, all except the last. `media_rows` (num_tokens,
-    hidden_size) are the outputs of layer `accept_hidden_layer` at the prompt's tokens of images, videos and audio, None
-    without any; `media` has their grids and lengths.
-
-    If the thinker has not finished, it is the first part of a stage output, followed by more token ids.
-    """
-
-    prompt_token_ids: list[int]
-    reply_token_ids: list[int]
-    media_rows: torch.Tensor | None = None
-    media: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def from_information(cls, information: dict[str, object]) -> TokenOutput:
-        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
-        return cls(
-            get_integers(information, "prompt_token_ids"),
-            get_integers(information, "reply_token_ids"),
-            get_tensor(information, _MEDIA_ROWS, num_dims=2) if _MEDIA_ROWS in information else None,
-            get_media(information),
-        )
-
-    def information(self) -> dict[str, object]:
-        rows = {} if self.media_rows is None else {_MEDIA_ROWS: self.media_rows}
-        return {
-            "prompt_token_ids": self.prompt_token_ids,
-            "reply_token_ids": self.reply_token_ids,
-            **rows,
-            **self.media,
-        }
-
-
 def thinker_to_talker(
-    stage_output: TokenOutput, *, config: Any, embed: Embed, speaker_id: int, is_whole: bool = True
+    stage_output: ThinkerOutput, *, config: Any, embed: Embed, speaker_id: int, is_whole: bool = True
 ) -> EmbeddedPrompt:
     """Build the talker's input rows. `config` is the `Qwen3OmniMoeConfig`; `embed` looks up the thinker's embeddings.
+
+    Of text the talker needs only the tokens that were an input of the thinker, all except the last. The rows are the
+    outputs of layer `accept_hidden_layer` at the prompt's tokens of images, videos and audio, None without any.
 
     The prompt consists of the users' turns and the head of the assistant's: its first three tokens, four padding
     tokens, text-begin, and the first token of the reply; codec embeddings are added to the last six. Each further
@@ -71,7 +35,7 @@ def thinker_to_talker(
     """
     talker, prompt_ids = config.talker_config, stage_output.prompt_token_ids
     user = _user_positions(prompt_ids, config)
-    turn = [*prompt_ids[_assistant_start(prompt_ids, config) :], *stage_output.reply_token_ids]
+    turn = [*prompt_ids[_assistant_start(prompt_ids, config) :], *stage_output.output_token_ids]
     # A reply of a single token, which the reference cannot speak, has no first row: the text ends there.
     first = turn[3:4] or [config.tts_eos_token_id]
     head = [*turn[:3], *[config.tts_pad_token_id] * 4, config.tts_bos_token_id, *first]
@@ -82,14 +46,8 @@ def thinker_to_talker(
     hidden_positions = [row for row, position in enumerate(user) if prompt_ids[position] in media_ids]
     if hidden_positions:
         rows[hidden_positions] = _rows_of_users(stage_output, user, media_ids, rows)
-    codec = [
-        talker.codec_nothink_id,
-        talker.codec_think_bos_id,
-        talker.codec_think_eos_id,
-        speaker_id,
-        talker.codec_pad_id,
-        talker.codec_bos_id,
-    ]
+    thought = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+    codec = [*thought, speaker_id, talker.codec_pad_id, talker.codec_bos_id]
     tokens_without_embedding = len(rows) - len(codec)
     has_grids = any("grid_thw" in name for name in stage_output.media)
     position_ids = [*text_ids[: len(user)], *[config.tts_pad_token_id] * len(head)]
@@ -142,11 +100,11 @@ def _assistant_start(token_ids: Sequence[int], config: Any) -> int:
 
 
 def _rows_of_users(
-    stage_output: TokenOutput, user: Sequence[int], media_ids: frozenset[int], rows: torch.Tensor
+    stage_output: ThinkerOutput, user: Sequence[int], media_ids: frozenset[int], rows: torch.Tensor
 ) -> torch.Tensor:
     """Return the media rows of users' turns, (num_tokens, hidden_size)."""
     positions = [position for position, token_id in enumerate(stage_output.prompt_token_ids) if token_id in media_ids]
-    media_rows = stage_output.media_rows
+    media_rows = stage_output.hidden_states
     if media_rows is None or media_rows.shape != (len(positions), rows.shape[1]):
         shape = None if media_rows is None else tuple(media_rows.shape)
         raise PayloadError(f"media rows are of shape {shape} instead of {(len(positions), rows.shape[1])}")

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import CheckpointNeeds, Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, CheckpointNeeds, Family, Machine, ar_role
+from omni_cli.models.codec import codec_role
 
 _HERE = "omni_cli.models.qwen3_omni"
 # In config.json; the thinking variant has only the thinker.
@@ -17,26 +18,19 @@ FAMILY = Family(
     title="Qwen3-Omni",
     architectures=("Qwen3OmniMoeForConditionalGeneration",),
     roles=(
-        StageRole(
+        ar_role(
             name="thinker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:Qwen3ThinkerStage",
             model=f"{_HERE}.model:Qwen3OmniMoeThinkerForSpeech",
             makes="text",
             transcribes=True,
             chats=True,
             decoder="thinker_config",
-            needed_files=(
-                ("tokenizer.json", "vocab.json"),
-                ("processor_config.json", "preprocessor_config.json"),
-            ),
+            needed_files=(("tokenizer.json", "vocab.json"), PROCESSOR_FILES),
             needed_weights=("thinker.model.", "thinker.audio_tower.", "thinker.visual.", "thinker.lm_head."),
         ),
-        StageRole(
+        ar_role(
             name="talker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TalkerStage",
             model=f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
             input="thinker",
@@ -47,15 +41,10 @@ FAMILY = Family(
             ),
             enabled_key=_SPEAKS,
         ),
-        StageRole(
+        codec_role(
             name="code2wav",
-            kind="diffusion",
-            backend="vllm",
-            stage="omni_cli.models.codec.decoder_stage:CodecStage",
             model=f"{_HERE}.model:Qwen3OmniMoeCode2WavForDiffusion",
             input="talker",
-            makes="audio",
-            settings="omni_cli.models.codec.settings:CodecConfig",
             needed_weights=("code2wav.",),
             enabled_key=_SPEAKS,
         ),
@@ -88,20 +77,9 @@ def derive_stages(folder: Path, machine: Machine) -> dict[str, Any]:
     thinker = {**common(config["thinker_config"]["text_config"]), "sampling": sampling}
     if not speaks:
         return {"thinker": thinker}
-    return {
-        "thinker": thinker,
-        "talker": {
-            **common(config["talker_config"]["text_config"]),
-            "sampling": {
-                "temperature": 0.9,
-                "top_k": 50,
-                "repetition_penalty": 1.05,
-                "max_tokens": 1024 if is_cpu else 4096,
-            },
-        },
-        "code2wav": {
-            "max_num_seqs": 8 if is_cpu else 32,
-            "execution": "eager" if is_cpu else "cudagraph",
-            "output_copy": "async",
-        },
-    }
+    talker = common(config["talker_config"]["text_config"])
+    length = 1024 if is_cpu else 4096
+    talker["sampling"] = {"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": length}
+    execution = "eager" if is_cpu else "cudagraph"
+    code2wav = {"max_num_seqs": talker["max_num_seqs"], "execution": execution, "output_copy": "async"}
+    return {"thinker": thinker, "talker": talker, "code2wav": code2wav}

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_cli.config.schema import EngineConfig
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
 from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.reference import (
-    ForcedCodes,
-    ForcedTokens,
-    get_limits,
-    led_by,
-    load_model,
-    record_calls,
-)
+from omni_cli.models.reference import get_limits, load_model, record_calls
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
 from omni_cli.models.voices import pick_speaker
@@ -53,13 +46,14 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
     ) -> SpokenResult:
         """Return the spoken answer, with the ids of both stages and the frames of codes."""
         model, inputs = self.model, self.inputs(request)
-        frames = contextlib.nullcontext() if codes is None else codes.leading(model.talker.code_predictor)
+        speakers = model.config.talker_config.speaker_id
+        frames = (codes or ForcedCodes(())).leading(model.talker.code_predictor)
         with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, record_calls(model.talker) as calls:
             sequences, waveform = model.generate(
                 **inputs,
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
-                speaker=pick_speaker(self._speakers, request.speech.speaker),
+                speaker=pick_speaker([name.lower() for name in speakers], request.speech.speaker),
                 thinker_eos_token_id=self._ends["eos_token_id"],
                 thinker_do_sample=False,
                 talker_do_sample=False,
@@ -76,7 +70,3 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
     @property
     def _ends(self) -> dict[str, Any]:
         return {"eos_token_id": self.processor.tokenizer.eos_token_id}
-
-    @property
-    def _speakers(self) -> list[str]:
-        return [name.lower() for name in self.model.config.talker_config.speaker_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +13,9 @@ from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import InputError
 from omni_cli.models.codec.frame_stage import FrameStage
-from omni_cli.models.qwen3_omni.connectors import (
-    TokenOutput,
-    media_token_ids,
-    more_embeds,
-    thinker_to_talker,
-)
+from omni_cli.models.qwen3_omni.connectors import media_token_ids, more_embeds, thinker_to_talker
 from omni_cli.models.qwen3_omni.model import pad_together
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.models.qwen_omni.thinker_stage import OmniThinkerStage
 from omni_cli.models.transcription.stage import TranscriptionStage
 from omni_cli.models.voices import note_on_voice, pick_speaker
@@ -61,18 +57,15 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
         return active.token_ids[begin : active.context["num_sent"]]
 
-    def _begin(self, active: ActiveRequest, prompt_ids: Sequence[int]) -> dict[str, object]:
-        rows = None
+    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
+        prompt_ids, rows = output.prompt_token_ids, None
         if self.wants_rows(active.request):
             rows = self.new_rows(active)
             assert rows is not None
             positions = [position for position, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
             rows = rows[positions]
-        stage_output = TokenOutput(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
-        return stage_output.information()
-
-    def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+        stage_output = ThinkerOutput(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
+        return encode_additional_information(stage_output.information())
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         has_begun = active.context.get("num_sent", 0) > 0
@@ -81,7 +74,7 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
         if has_begun:
             self.processor.take_hidden_rows(active.request.request_id)
             return encode_additional_information({"token_ids": self._new_tokens(active)})
-        return encode_additional_information(self._begin(active, output.prompt_token_ids))
+        return self.stage_output(active, output)
 
 
 class Qwen3TalkerStage(FrameStage):
@@ -97,7 +90,7 @@ class Qwen3TalkerStage(FrameStage):
 
     def warm_up_request(self) -> GenerateRequest | None:
         head = [self._omni.im_start_token_id, self._omni.assistant_token_id, 0]
-        stage_output = TokenOutput(head, [0] * 4, None, {})
+        stage_output = ThinkerOutput(head, [0] * 4)
         return GenerateRequest("", stage=StageIO(input=encode_additional_information(stage_output.information())))
 
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
@@ -105,7 +98,7 @@ class Qwen3TalkerStage(FrameStage):
         speaker = pick_speaker(list(self._speakers), request.speech.speaker)
         active.context["notes"] = note_on_voice(request.speech.speaker, speaker)
         prompt = thinker_to_talker(
-            TokenOutput.from_information(self.decode_input(request.stage.input)),
+            ThinkerOutput.from_information(self.decode_input(request.stage.input), needs_rows=False),
             config=self._omni,
             embed=self._embed,
             speaker_id=self._speakers[speaker],

@@ -18,8 +18,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDel
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.checkpoints.files import weight_files
 from omni_cli.checkpoints.shards import lacking
-from omni_cli.models.qwen3_tts.decoder import SpeechTokenizerConfig, rename
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER
+from omni_cli.models.qwen3_tts.modules import SpeechTokenizerConfig, rename
 from omni_cli.requests.encoding import resample
 
 # Sizes of a voice encoder where a checkpoint's `speaker_encoder_config` names no others.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
+from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, ar_role
+from omni_cli.models.codec import codec_role
 
 _HERE = "omni_cli.models.qwen3_tts"
 _BUILDERS = f"{_HERE}.tiny"
@@ -17,10 +18,8 @@ FAMILY = Family(
     title="Qwen3-TTS",
     architectures=("Qwen3TTSForConditionalGeneration",),
     roles=(
-        StageRole(
+        ar_role(
             name="talker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stages:Qwen3TTSTalkerStage",
             model=f"{_HERE}.model:Qwen3TTSTalker",
             takes=("instructions", "language", "sampling", "max_tokens", "temperature", "raw"),
@@ -34,15 +33,11 @@ FAMILY = Family(
             ),
             decoder="talker_config",
         ),
-        StageRole(
+        codec_role(
             name="code2wav",
-            kind="diffusion",
-            backend="vllm",
             stage=f"{_HERE}.model:Qwen3TTSCodecStage",
             model=f"{_HERE}.model:Qwen3TTSCode2Wav",
             input="talker",
-            makes="audio",
-            settings="omni_cli.models.codec.settings:CodecConfig",
             needed_files=((f"{SPEECH_TOKENIZER}/config.json",),),
             needed_weights=(f"{SPEECH_TOKENIZER}/decoder.",),
         ),

@@ -15,15 +15,8 @@ from vllm.model_executor.models.qwen3 import Qwen3Model
 from omni_cli.models.codec.code_predictor import CodeSampling
 from omni_cli.models.codec.decoder_stage import CodecForDiffusion, CodecStage
 from omni_cli.models.codec.talker_model import TalkerModel, talker_weights
-from omni_cli.models.qwen3_tts.config import make_text_projection
-from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER, generation_settings
-
-
-def read_code_sampling(folder: Path) -> CodeSampling:
-    """Return the sampling of the code predictor for a talker that samples; of one code, it is greedy."""
-    own = generation_settings(folder, "subtalker_")
-    return CodeSampling(own["top_k"] if own["do_sample"] else 1, own["top_p"], own["temperature"])
+from omni_cli.models.qwen3_tts.modules import SpeechDecoder, make_text_projection, rename
 
 
 class Qwen3TTSTalker(TalkerModel):
@@ -34,7 +27,9 @@ class Qwen3TTSTalker(TalkerModel):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.sampling = read_code_sampling(Path(vllm_config.model_config.model))
+        own = generation_settings(Path(vllm_config.model_config.model), "subtalker_")
+        # Of one code, it is greedy.
+        self.sampling = CodeSampling(own["top_k"] if own["do_sample"] else 1, own["top_p"], own["temperature"])
         if get_pp_group().is_first_rank:
             config = self.config
             self.text_projection = make_text_projection(config.text_hidden_size, config.hidden_size, config.hidden_act)

@@ -56,15 +56,15 @@ def speak(model: Any, call: dict[str, Any], given: dict[str, Any]) -> dict[str, 
     kinds = {"custom_voice": "generate_custom_voice", "voice_design": "generate_voice_design"}
     speaking = getattr(model, kinds.get(core.tts_model_type, "generate_voice_clone"))
     tokens = ForcedTokens(given["tokens"], given["candidates"]) if "tokens" in given else None
-    codes = ForcedCodes(given["codes"]) if "codes" in given else None
-    leading = codes.leading(core.talker.code_predictor) if codes else contextlib.nullcontext()
+    codes = ForcedCodes(given.get("codes", ()))
     hook = core.talker.register_forward_pre_hook(note_length, with_kwargs=True)
+    leading = codes.leading(core.talker.code_predictor)
     with leading, led_by(core.talker, tokens), replace_attribute(core, "generate", note_codes):
         (waveform,), _ = speaking(**call, do_sample=False, subtalker_dosample=False)
     hook.remove()
     # Behind the recording's, whose end the package finds to a sample only.
     waveform = waveform[len(waveform) - len(made[0]) * SAMPLES_PER_FRAME :]
-    notes = {**(tokens.notes if tokens else {}), **(codes.notes if codes else {})}
+    notes = {**(tokens.notes if tokens else {}), **codes.notes}
     return {**notes, "waveform": waveform, "frames": made[0], "num_input_tokens": lengths[0]}
 
 

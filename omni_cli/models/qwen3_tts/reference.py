@@ -11,12 +11,10 @@ from omni_cli.checkpoints.derive import read_config
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen3_tts import publisher
 from omni_cli.models.qwen3_tts.spoken import CLONES, language_name, read_request
-from omni_cli.models.reference import SpokenText, get_limits
+from omni_cli.models.reference import SpokenText, expect_speech, get_limits
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.models.voices import text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
-
-_SCORES = ("logprobs", "top_ids", "gaps", "margins", "code_ids", "code_gaps", "code_margins")
 
 
 class Qwen3TTSReference:
@@ -28,9 +26,7 @@ class Qwen3TTSReference:
     def __init__(self, folder: Path, config: EngineConfig, way: Way, python: str) -> None:
         if way.low_memory:
             raise NoReferenceError("`--low-memory` is not for a reference in a Python of its own")
-        self._config = config
-        self._stage, *others = [stage.name for stage in config.stages]
-        self._codec = others[0] if others else None
+        self._config, self._stage = config, config.stages[0].name
         self._checkpoint = read_config(folder)
         rough = "rough" if way.rough_sums else "plain"
         command = [python, publisher.__file__, str(folder), way.dtype, way.attention, rough]
@@ -45,9 +41,8 @@ class Qwen3TTSReference:
         engine = output.tokens[self._stage]
         given = {"tokens": engine.token_ids, "candidates": engine.candidates, "codes": engine.codes or ()}
         answer = self._ask(output.request, given)
-        scores = TokenScores(**{name: answer[name] for name in _SCORES})
-        arrays = {name: answer["waveform"] for name in output.arrays}
-        return Expected({self._stage: scores}, arrays, self._codec, num_input_tokens=answer["num_input_tokens"])
+        scores = TokenScores(**{name: answer[name] for name in TokenScores.__dataclass_fields__})
+        return expect_speech(self._config, output, scores, answer["waveform"], answer["num_input_tokens"])
 
     def speak(self, request: GenerateRequest) -> SpokenText:
         answer = self._ask(request, {})

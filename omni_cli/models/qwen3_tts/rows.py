@@ -43,6 +43,8 @@ class RowMaker:
     def __init__(self, config: Mapping[str, Any], text: Embed, codecs: Sequence[Embed]) -> None:
         self._text, self._codecs, self._talker = text, codecs, config["talker_config"]
         self._pad, self._begin, self._end = (config[f"tts_{name}_token_id"] for name in ("pad", "bos", "eos"))
+        marks = ("pad", "bos", "think", "nothink", "think_bos", "think_eos")
+        self._ids: dict[str, int] = {name: self._talker[f"codec_{name}_id"] for name in marks}
 
     def speaker(self, name: str) -> torch.Tensor:
         """Return the codec row (1, hidden_size) of one of the model's speakers."""
@@ -63,10 +65,10 @@ class RowMaker:
         of a recording that the text goes on from.
         """
         codec = self._codecs[0]
-        modes = [self._id("think"), self._id("think_bos"), language] if language is not None else None
-        before = codec([*(modes or [self._id("nothink"), self._id("think_bos")]), self._id("think_eos")])
+        modes = [self._ids["think"], self._ids["think_bos"], language] if language is not None else None
+        before = codec([*(modes or [self._ids["nothink"], self._ids["think_bos"]]), self._ids["think_eos"]])
         voice = before[:0] if speaker is None else speaker.to(before)
-        pad, begin = codec([self._id("pad")]), codec([self._id("bos")])
+        pad, begin = codec([self._ids["pad"]]), codec([self._ids["bos"]])
         head = torch.cat([before, voice, pad])
         texts = [*ids.recorded, *ids.text, self._end]
         sound = begin if codes is None else torch.cat([begin, self._frames(codes)])
@@ -80,10 +82,6 @@ class RowMaker:
         missing = [self._pad] * (len(sound) - len(texts))
         rows.append(self._join([*texts, *missing][: len(sound)], sound))
         return torch.cat(rows), self._join([*texts[len(sound) :], self._pad])
-
-    def _id(self, name: str) -> int:
-        found: int = self._talker[f"codec_{name}_id"]
-        return found
 
     def _join(self, text_ids: Sequence[int], codec: torch.Tensor | None = None) -> torch.Tensor:
         text = self._text(text_ids)

@@ -14,7 +14,7 @@ from omni_cli.backends.vllm.input_embeds_stage import EmbeddingTable
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
-from omni_cli.models.qwen3_tts import config as _register  # noqa: F401 - vLLM reads the configuration
+from omni_cli.models.qwen3_tts import modules as _register  # noqa: F401 - vLLM reads the configuration
 from omni_cli.models.qwen3_tts.rows import RowMaker, tokenize_request
 from omni_cli.models.qwen3_tts.settings import Qwen3TTSTalkerKeys
 from omni_cli.models.qwen3_tts.spoken import CLONES, SAMPLE_RATE, read_request

@@ -22,10 +22,9 @@ from omni_cli.checkpoints.tiny_speech import MimiSizes
 from omni_cli.checkpoints.tokenizer import TokenSet, train_tokenizer
 from omni_cli.checkpoints.weights import DECODER_GAINS, shape_head
 from omni_cli.models.codec.code_predictor import make_code_predictor
-from omni_cli.models.qwen3_tts.config import make_text_projection
-from omni_cli.models.qwen3_tts.decoder import SpeechDecoder, rename
 from omni_cli.models.qwen3_tts.encoder import VOICE_SIZES
 from omni_cli.models.qwen3_tts.family import SPEECH_TOKENIZER
+from omni_cli.models.qwen3_tts.modules import SpeechDecoder, make_text_projection, rename
 
 _CODEC_USES = ("pad", "bos", "eos_token", "think", "nothink", "think_bos", "think_eos")
 _LANGUAGES = ("chinese", "english", "japanese", "german", "beijing_dialect", "sichuan_dialect")
@@ -132,7 +131,7 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         "rope_theta": 1_000_000,
     }
     return {
-        **sizes.talker.config,
+        **sizes.talker._asdict(),
         **shared,
         **ids,
         "codec_language_id": languages,
@@ -143,7 +142,7 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         # The publisher's package never chooses any of the last 1,024 ids, whatever the size.
         "vocab_size": sizes.num_codes + 1024,
         "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": sections},
-        "code_predictor_config": {**sizes.predictor.config, **shared, "vocab_size": sizes.num_codes},
+        "code_predictor_config": {**sizes.predictor._asdict(), **shared, "vocab_size": sizes.num_codes},
     }
 
 

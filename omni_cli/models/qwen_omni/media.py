@@ -1,14 +1,15 @@
-"""Media in a prompt: their sizes, which determine the talker's positions, and the cache keys of audio."""
+"""A thinker's output, with the sizes of its media, which determine the talker's positions; and cache keys of audio."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from omni_cli.stage.payloads import get_tensor
+from omni_cli.stage.payloads import get_integers, get_tensor
 
 # Grids of images and videos are (num_items, 3), the others (num_items,).
 _FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
@@ -57,10 +58,35 @@ def key_by_padding(audio: Sequence[tuple[np.ndarray, int]], engine_input: Any) -
         hashes["audio"] = [f"{name} of {longest_s} s" for name in hashes["audio"]]
 
 
-def get_media(information: dict[str, object]) -> dict[str, torch.Tensor]:
-    """Return the sizes of media in a stage output; raises `PayloadError` for one of the wrong type."""
-    return {
-        name: get_tensor(information, name, num_dims=2 if "grid_thw" in name else 1)
-        for name in _FIELDS
-        if name in information
-    }
+@dataclass(frozen=True)
+class ThinkerOutput:
+    """The thinker's output for one request; the first part of a stage output if it has not finished.
+
+    `hidden_states` (num_rows, hidden_size) are the rows that the family's talker needs, None for none. `media` has the
+    grids and lengths of images, videos and audio in the prompt.
+    """
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    hidden_states: torch.Tensor | None = None
+    media: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_information(cls, information: dict[str, object], *, needs_rows: bool = True) -> ThinkerOutput:
+        """Create it from a payload. Raises `PayloadError` if something is missing or of the wrong type."""
+        has_rows = needs_rows or "hidden_states" in information
+        return cls(
+            get_integers(information, "prompt_token_ids"),
+            get_integers(information, "output_token_ids"),
+            get_tensor(information, "hidden_states", num_dims=2) if has_rows else None,
+            {
+                name: get_tensor(information, name, num_dims=2 if "grid_thw" in name else 1)
+                for name in _FIELDS
+                if name in information
+            },
+        )
+
+    def information(self) -> dict[str, object]:
+        rows = {} if self.hidden_states is None else {"hidden_states": self.hidden_states}
+        ids = {"prompt_token_ids": self.prompt_token_ids, "output_token_ids": self.output_token_ids}
+        return {**ids, **rows, **self.media}

@@ -41,7 +41,12 @@ class OmniThinkerStage(TextStage):
         request = active.request
         if request.text.reply is not None:
             # The answer is part of the prompt; the token that the step adds is ignored.
-            prompt_ids, reply_ids = self.with_reply(prompt.pop("prompt"), request.text.reply)
+            tokenizer = self.engine.get_tokenizer()
+            words = tokenizer.encode(request.text.reply, add_special_tokens=False)
+            if not words:
+                raise InputError("the reply is empty", hint="give it something to say")
+            prompt_ids = tokenizer.encode(prompt.pop("prompt"), add_special_tokens=False)
+            reply_ids = [*words, tokenizer.eos_token_id]
             active.context["reply"] = (prompt_ids, reply_ids)
             prompt["prompt_token_ids"] = [*prompt_ids, *reply_ids[:-1]]
             params = self.sampling_params(request, max_tokens=1, min_tokens=0)
@@ -54,14 +59,6 @@ class OmniThinkerStage(TextStage):
     def wants_rows(self, request: GenerateRequest) -> bool:
         """True if the next stage needs hidden states of this request."""
         return request.stage.wants_output
-
-    def with_reply(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of a given answer to it, the last of which ends it."""
-        tokenizer = self.engine.get_tokenizer()
-        words = tokenizer.encode(reply, add_special_tokens=False)
-        if not words:
-            raise InputError("the reply is empty", hint="give it something to say")
-        return tokenizer.encode(prompt, add_special_tokens=False), [*words, tokenizer.eos_token_id]
 
     def on_prepared(self, active: ActiveRequest, engine_input: Any) -> None:
         key_by_padding(active.request.media.audio, engine_input)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, Family, Machine, ar_role
 from omni_cli.models.language_model.family import FAMILY as LANGUAGE_MODEL
 
 _HERE = "omni_cli.models.transcription"
@@ -13,11 +13,8 @@ _HERE = "omni_cli.models.transcription"
 QWEN3_ASR = "OmniQwen3ASR"
 KIMI_AUDIO = "OmniKimiAudio"
 OWN_MODELS = {"Qwen3ASRForConditionalGeneration": QWEN3_ASR, "MoonshotKimiaForCausalLM": KIMI_AUDIO}
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-ROLE = StageRole(
+ROLE = ar_role(
     name="transcriber",
-    kind="ar",
-    backend="vllm",
     stage=f"{_HERE}.stage:TranscriptionStage",
     makes="text",
     transcribes=True,

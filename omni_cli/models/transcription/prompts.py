@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,18 +55,12 @@ def encode_apart(engine_input: Any) -> None:
         (sound["_shape"],) = MultiModalFieldConfig.shared("audio", 1, keep_on_cpu=True).build_elems("_shape", shape)
 
 
-@dataclass(frozen=True)
 class SpeechPrompts:
     """A model of vLLM, and how it hears."""
 
-    config: ModelConfig
-    model: Any
-    hearing: SpeechToTextConfig
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> SpeechPrompts:
-        model: Any = get_model_cls(config)
-        return cls(config, model, model.get_speech_to_text_config(config, "transcribe"))
+    def __init__(self, config: ModelConfig) -> None:
+        self.config, self.model = config, cast(Any, get_model_cls(config))
+        self.hearing: SpeechToTextConfig = self.model.get_speech_to_text_config(config, "transcribe")
 
     def make(self, request: GenerateRequest, language: str | None, samples: np.ndarray) -> Any:
         """Return vLLM's prompt for a request with these samples, at the rate that the model hears."""

@@ -23,8 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MA
 
 from omni_cli.checkpoints.files import read_model_kind, read_object
 from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedTokens, led_by, replace_attribute
 from omni_cli.models.language_model.reference import LanguageModelReference
-from omni_cli.models.reference import ForcedTokens, force_tokens, get_limits, led_by, load_model, replace_attribute
+from omni_cli.models.reference import get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.models.transcription.long_form import TimeTokens
 from omni_cli.requests.encoding import resample
@@ -55,11 +56,10 @@ class TranscriptionReference:
         # vLLM registers configurations of its own under the same names, in whichever process imported it.
         with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
             self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
+            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         self._tokenizer: Any = self._processor.tokenizer
         self._prompts = None if isinstance(self._processor, _HAVE_PROMPTS) else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
-        with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
-            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
         assert isinstance(stage, ARStageConfig)
         end = self._model.generation_config.eos_token_id
         self.ends: list[int] = [end] if isinstance(end, int) else list(end or ())
@@ -199,7 +199,7 @@ class TranscriptionReference:
         return text.lstrip()
 
     def expected(self, output: EngineOutput) -> Expected:
-        tokens = force_tokens(output.tokens[self._name])
+        tokens = ForcedTokens.of(output.tokens[self._name])
         self.generate(output.request, len(tokens.token_ids), tokens)
         num_input_tokens, spans = self.num_input_tokens, None
         if output.request.transcription.timestamps and isinstance(self._processor, WhisperProcessor):
@@ -250,7 +250,7 @@ def read_prompts(folder: Path, config: EngineConfig) -> SpeechPrompts:
 
     resolve_in_process(read_model_kind(folder))
     arguments = EngineArgs(model=str(folder), dtype="float32", trust_remote_code=config.trust_remote_code)
-    return SpeechPrompts.of(arguments.create_model_config())
+    return SpeechPrompts(arguments.create_model_config())
 
 
 def prompted_inputs(processor: Any, prompts: SpeechPrompts, request: GenerateRequest) -> Any:

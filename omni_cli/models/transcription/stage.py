@@ -22,16 +22,9 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.transcription import encoder_attention  # noqa: F401 - vLLM's encoders find it
 from omni_cli.models.transcription.cutting import Cut, cut, find_seam
 from omni_cli.models.transcription.family import OWN_MODELS
+from omni_cli.models.transcription.long_form import Seeker, TimedModel
 from omni_cli.models.transcription.prompts import SpeechPrompts, encode_apart, read_languages, read_own
-from omni_cli.models.transcription.seeking import Seeker
-from omni_cli.models.transcription.timed_model import TimedModel
-from omni_cli.models.transcription.whisper_rules import (
-    CONFIDENCES,
-    FIRST_IDS,
-    WINDOW,
-    Confidence,
-    WhisperRules,
-)
+from omni_cli.models.transcription.whisper_rules import CONFIDENCES, FIRST_IDS, WINDOW, Confidence, WhisperRules
 from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions, Word
 from omni_cli.requests.encoding import resample
@@ -55,7 +48,7 @@ class TranscriptionStage(TextStage):
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self._config = self.engine.vllm_config.model_config
-        self._speech = SpeechPrompts.of(self._config)
+        self._speech = SpeechPrompts(self._config)
         self._model, self._hearing = self._speech.model, self._speech.hearing
         own, tokenizer = read_own(self._config), self.engine.renderer.get_tokenizer()
         self._is_multilingual: bool = getattr(own, "is_multilingual", True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from omni_cli.config.families import PROCESSOR_FILES
 from omni_cli.models.transcription import family
 
-_FILES = (("params.json",), ("tekken.json",), ("consolidated.safetensors",), family.PROCESSOR_FILES)
+_FILES = (("params.json",), ("tekken.json",), ("consolidated.safetensors",), PROCESSOR_FILES)
 
 FAMILY = replace(
     family.FAMILY,

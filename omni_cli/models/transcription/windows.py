@@ -12,7 +12,7 @@ import numpy as np
 from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProcessor
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.transcription.seeking import Seeker
+from omni_cli.models.transcription.long_form import Seeker
 from omni_cli.requests.contents import Segment
 from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.messages import Progress, RequestDone, TextChunk

@@ -1,66 +1,19 @@
-"""Times of words as transformers finds them: Whisper's from its cross-attention, others by a forced aligner."""
+"""Times of words by a forced aligner, as transformers finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForTokenClassification, AutoProcessor, WhisperForConditionalGeneration
-from transformers.generation.utils import GenerateEncoderDecoderOutput
+from transformers import AutoModelForTokenClassification, AutoProcessor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_asr.processing_qwen3_asr import FORCED_ALIGNER_LANGUAGES, LANGUAGE_CODE_TO_NAME
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.reference import replace_attribute
+from omni_cli.models.forcing import replace_attribute
 from omni_cli.requests.contents import Word
-
-
-class WordAligner:
-    """transformers' model of the same checkpoint, because vLLM's keeps no attention."""
-
-    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device, tokenizer: Any) -> None:
-        # The other implementations of attention return no weights.
-        self._model: Any = WhisperForConditionalGeneration.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
-        )
-        self._model.to(device).eval()
-        self._tokenizer = tokenizer
-
-    @torch.inference_mode()
-    def align(
-        self, frames: torch.Tensor, num_frames: int, prompt_ids: Sequence[int], token_ids: Sequence[int]
-    ) -> list[float]:
-        """Return where each token ends in seconds.
-
-        `frames` (num_mels, window size) are the window's spectrogram, of which `num_frames` are sound; `token_ids` are
-        what the model wrote after `prompt_ids`, timestamps and the end included. The last one, which no step follows,
-        ends where it begins.
-        """
-        model = self._model
-        ids = torch.tensor([[*prompt_ids, *token_ids[:-1]]], device=model.device)
-        features = frames[None].to(model.device, model.dtype)
-        output = model(features, decoder_input_ids=ids, output_attentions=True, use_cache=False)
-        times = model._extract_token_timestamps(
-            GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(output.cross_attentions,)),
-            model.generation_config.alignment_heads,
-            num_frames=np.array([num_frames]),
-            num_input_ids=len(prompt_ids),
-        )
-        ends_s: list[float] = times[0][len(prompt_ids) :].tolist()
-        return ends_s
-
-    def read_words(
-        self, token_ids: Sequence[int], ends_s: Sequence[float], language: str | None, step_s: float
-    ) -> Iterator[Word]:
-        """Yield the words of all tokens of a sound, which end at `ends_s`; one step of its times takes `step_s`."""
-        mark = self._tokenizer.convert_tokens_to_ids(f"<|{language}|>")
-        made = {"tokens": torch.tensor([[mark, *token_ids]]), "token_timestamps": torch.tensor([[0.0, *ends_s]])}
-        form = {"return_timestamps": "word", "return_language": None, "time_precision": step_s}
-        for word in self._tokenizer._decode_asr([made], **form)[1]["chunks"]:
-            begin_s, end_s = word["timestamp"]
-            yield Word(begin_s, end_s, word["text"].strip())
 
 
 class ForcedAligner:

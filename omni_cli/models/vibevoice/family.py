@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omni_cli.config.families import CheckpointNeeds, Cloning, Family, Machine, StageRole
+from omni_cli.config.families import PROCESSOR_FILES, CheckpointNeeds, Cloning, Family, Machine, ar_role
 
 _HERE = "omni_cli.models.vibevoice"
 SPEAKERS = ("0", "1", "2", "3")
@@ -16,17 +16,15 @@ FAMILY = Family(
     title="VibeVoice",
     architectures=("VibeVoiceForConditionalGeneration",),
     roles=(
-        StageRole(
+        ar_role(
             name="speaker",
-            kind="ar",
-            backend="vllm",
             stage=f"{_HERE}.stage:SpeakerStage",
             model=f"{_HERE}.stage:VibeVoiceSpeaker",
             makes="audio",
             takes=("sampling", "max_tokens", "raw"),
             clones=CLONING,
             settings=f"{_HERE}.settings:SpeakerConfig",
-            needed_files=(("tokenizer.json",), ("processor_config.json", "preprocessor_config.json")),
+            needed_files=(("tokenizer.json",), PROCESSOR_FILES),
             needed_weights=("model.language_model.", "model.diffusion_head.", "model.audio_tower."),
             decoder="text_config",
             num_branches=2,

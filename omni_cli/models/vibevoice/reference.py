@@ -13,16 +13,8 @@ from transformers import LogitsProcessorList, VibeVoiceForConditionalGeneration,
 from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenConstraintProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.reference import (
-    ForcedTokens,
-    SpokenText,
-    force_tokens,
-    get_device,
-    get_limits,
-    load_model,
-    noise_in,
-    replace_attribute,
-)
+from omni_cli.models.forcing import ForcedTokens, replace_attribute
+from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
@@ -43,12 +35,10 @@ class VibeVoiceReference:
         )
 
     def expected(self, output: EngineOutput) -> Expected:
-        name = self._stage.name
-        tokens = force_tokens(output.tokens[name])
+        tokens = ForcedTokens.of(output.tokens[self._stage.name])
         spoken = self.speak(output.request, tokens)
         num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        arrays = {array: spoken.waveform for array in output.arrays}
-        return Expected({name: tokens.scores}, arrays, name, num_input_tokens=num_input_tokens)
+        return expect_speech(self._config, output, tokens.scores, spoken.waveform, num_input_tokens)
 
     def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> SpokenText:
         stage = self._stage
@@ -59,7 +49,9 @@ class VibeVoiceReference:
             arguments["guidance_scale"] = stage.cfg_scale
         if tokens is not None:
             # Only tokens that the engine can choose count, and the model's own constraint comes last.
-            allowed = self._get_constraint()
+            config = self._model.config
+            ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
+            allowed = VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
             arguments |= {
                 "max_new_tokens": len(tokens.token_ids),
                 "logits_processor": LogitsProcessorList([allowed, tokens]),
@@ -72,11 +64,6 @@ class VibeVoiceReference:
         (audio,) = generated.audio
         sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
         return SpokenText(sound, tokens=tuple(made))
-
-    def _get_constraint(self) -> VibeVoiceTokenConstraintProcessor:
-        config = self._model.config
-        ids = [config.audio_bos_token_id, config.audio_eos_token_id, config.audio_token_id, config.eos_token_id]
-        return VibeVoiceTokenConstraintProcessor(ids, config.vocab_size, device=get_device())
 
     @contextlib.contextmanager
     def _noise(self) -> Iterator[None]:

@@ -93,7 +93,7 @@ class SpeechStore(FrameStore):
         requests = [self._requests[span.request_id] for span in spans]
         frames = [self._frame(span) for span in spans]
         new = [index for index, request in enumerate(requests) if frames[index] == len(request.codes)]
-        rows = self._model.embed_tokens(first_codes.long())
+        rows = self._model.model.embed_tokens(first_codes.long())
         sounds = hidden.new_zeros((len(spans), self._model.samples_per_frame), dtype=torch.float32)
         spoken = [index for index in new if tokens[index] == self._sound]
         for index in new:
@@ -132,13 +132,13 @@ class SpeechStore(FrameStore):
         guidance. The input rows of both branches are known before the token is sampled. A request whose token is sound
         keeps the row of the diffusion's branch.
         """
-        branches, first = self._model.branches, self._model.embed_tokens(self._begin_id)[0]
+        branches, first = self._model.branches, self._model.model.embed_tokens(self._begin_id)[0]
         slots = [request.slot for request in requests]
         rows = torch.stack([request.codes[-1] if request.codes else first for request in requests])
         controls = [slot + self._model.num_slots for slot in slots] if self._model.guidance_scale != 1 else []
         if controls:
             latest = [request.tokens[-1] if request.tokens else request.last_token for request in requests]
-            rows = torch.cat([rows, self._model.embed_tokens(self._on_device(latest))])
+            rows = torch.cat([rows, self._model.model.embed_tokens(self._on_device(latest))])
         states = branches.look_ahead([*slots, *controls], rows)
         for request, state in zip(requests, states, strict=False):
             request.negative = state

@@ -13,8 +13,6 @@ import torch
 from transformers import AutoProcessor, GenerationConfig
 from transformers.models.vibevoice.modeling_vibevoice import VibeVoiceModel
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
@@ -61,11 +59,9 @@ class VibeVoiceSpeaker(InputEmbedsModel):
             vllm_config=vllm_config.with_hf_config(text, architectures=["Qwen2ForCausalLM"]),
             prefix=maybe_prefix(prefix, "model"),
         )
-        self.lm_head = ParallelLMHead(text.vocab_size, text.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
-        self.logits_processor = LogitsProcessor(text.vocab_size)
+        self.make_ends(vllm_config, text.vocab_size, text.hidden_size, maybe_prefix(prefix, "lm_head"))
         self.speech = VibeVoiceModel._from_config(config, dtype=torch.get_default_dtype()).eval()
         self.speech.language_model = None
-        self.make_input_buffers(vllm_config.scheduler_config.max_num_batched_tokens, text.hidden_size, text.hidden_size)
         self.samples_per_frame = config.audio_config.hop_length
         self.num_slots: int = vllm_config.scheduler_config.max_num_seqs
         self._graphs = RowGraphs()
@@ -96,11 +92,6 @@ class VibeVoiceSpeaker(InputEmbedsModel):
     def allocate_branches(self, num_tokens: int) -> None:
         """Make room for the branches of as many tokens as vLLM's KV cache holds."""
         self.branches.allocate(self.num_branches * num_tokens, self.lm_head.weight)
-
-    def embed_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings (num_tokens, hidden_size) of token ids."""
-        rows: torch.Tensor = self.model.embed_tokens(token_ids)
-        return rows
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
@@ -172,9 +163,8 @@ class VibeVoiceSpeaker(InputEmbedsModel):
             both = torch.cat([latents, latents])
             times = on_device.expand(len(both)).to(both)
             guided, plain = self.speech.diffusion_head(both, times, condition=conditions).chunk(2)
-            latents = self._scheduler.step(
-                plain + self.guidance_scale * (guided - plain), timestep, latents
-            ).prev_sample
+            velocity = plain + self.guidance_scale * (guided - plain)
+            latents = self._scheduler.step(velocity, timestep, latents).prev_sample
         return latents
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

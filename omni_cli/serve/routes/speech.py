@@ -22,7 +22,7 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
-from omni_cli.requests.voices import check_voices, join_instructions, make_spoken_request
+from omni_cli.requests.voices import check_voices, make_spoken_request, with_instructions
 from omni_cli.serve.conversation import count_tokens, get_output, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storing
 from omni_cli.serve.exchange import FINISH_REASON, Exchange, new_id, unix_now
@@ -59,8 +59,9 @@ def speech_routes(service: Service) -> APIRouter:
         options = {"stream_audio": body.stream_format is not None, **body.request_fields("speech")}
         language = TranscriptionOptions(**body.request_fields("transcription"))
         settings = replace(settings, speech=replace(settings.speech, **options), transcription=language)
-        how = join_instructions(service.config, body.instructions) if body.instructions else None
-        generate = make_spoken_request(settings, body.input, how)
+        generate = make_spoken_request(settings, body.input)
+        if body.instructions:
+            generate = with_instructions(generate, service.config, body.instructions)
         if body.stream_format == "sse":
             return await event_stream(_events(service, generate, exchange, body), exchange, service.log)
         if body.stream_format == "audio":
@@ -76,6 +77,8 @@ def speech_routes(service: Service) -> APIRouter:
     return router
 
 
+# The fields of recordings by their names elsewhere.
+_LABELS = {"voice": "`ref_audio`", "ref_text": "`ref_text`"}
 # Fields that not every model takes.
 _OPTIONAL = {
     "instructions": "no system prompt changes how this model speaks a text",
@@ -165,13 +168,15 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
     both = '`voice` and `ref_audio` both choose the voice: send `ref_audio` with `voice: "default"`, or without'
     refuse(("ref_audio", recordings and names, both))
     try:
-        service.capabilities.check_cloned(len(recordings), len(texts), _label)
+        service.capabilities.check_cloned(len(recordings), len(texts), _LABELS.__getitem__)
     except UsageError as error:
         param = "ref_text" if error.message.startswith("`ref_text`") else "ref_audio"
         raise APIError(400, error.in_one_line, code="unsupported_input", param=param) from error
     if recordings:
         return await service.decode(partial(_decode_uploads, service, recordings, texts))
-    saved = {name: voice for name in names if (voice := _load_saved(service, name)) is not None}
+    # The model's own speakers come first.
+    others = [] if service.voices is None else [name for name in names if not service.has_speaker(name)]
+    saved = {name: voice for name in others if service.voices and (voice := service.voices.get(name)) is not None}
     other = next((name for name in names if name not in saved), None)
     listed = "GET /v1/audio/voices lists them"
     refuse(
@@ -181,17 +186,6 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
     if saved:
         return await service.decode(partial(_decode_saved, service, [saved[name] for name in names]))
     return {"speech": SpeechOptions(speaker=names[0] if names else None)}
-
-
-def _label(field: str) -> str:
-    return "`ref_audio`" if field == "voice" else f"`{field}`"
-
-
-def _load_saved(service: Service, name: str) -> SavedVoice | None:
-    """Return a saved voice that the model can clone; the model's own speakers come first."""
-    if service.voices is None or service.has_speaker(name):
-        return None
-    return service.voices.get(name)
 
 
 def _decode_uploads(service: Service, recordings: list[str], texts: list[str], decoder: MediaDecoder) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from omni_cli.config.bundled import bundled_profiles
 from omni_cli.config.families import published_needs
 from omni_cli.config.loader import load_profile
-from omni_cli.models.qwen3_tts.decoder import SpeechDecoder
+from omni_cli.models.qwen3_tts.modules import SpeechDecoder
 from omni_cli.models.qwen3_tts.tiny import _speech_tokenizer
 from omni_cli.records.record import Sample, Variant, load_record
 

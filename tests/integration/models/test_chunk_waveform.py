@@ -177,7 +177,7 @@ def test_one_chunk_of_all_codes_is_the_whole(tiny):
     model, speaker = tiny
     codes = codes_of(20)
     dit = model.code2wav_dit_model
-    assert ChunkSizes().first * dit.repeats == dit.block_size
+    assert ChunkSizes().first_chunk * dit.repeats == dit.block_size
     torch.testing.assert_close(
         joined(model, speaker, codes, ChunkSizes()), whole(model, speaker, codes), rtol=0, atol=1e-6
     )

@@ -10,13 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.models.qwen2_5_omni.connectors import (
-    PartialOutput,
-    ReplyRows,
-    ThinkerOutput,
-    more_embeds,
-    thinker_to_talker,
-)
+from omni_cli.models.qwen2_5_omni.connectors import PartialOutput, more_embeds, thinker_to_talker
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 
 CONFIG = SimpleNamespace(
     audio_token_index=20, image_token_index=21, video_token_index=22, tts_text_end_token_id=23,
@@ -65,7 +60,7 @@ def test_parts_make_up_the_whole(prompt, reply, steps, has_row_of_last):
             first = spoken_prompt(ThinkerOutput.from_information(part), is_whole=is_last)
             arrived = [first.prompt_embeds, first.decode_embeds]
         else:
-            arrived.append(more_embeds(ReplyRows.from_information(part), **ARGUMENTS, is_last=is_last))
+            arrived.append(more_embeds(part, **ARGUMENTS, is_last=is_last))
     assert torch.equal(torch.cat(arrived), expected)
     assert first.prompt_token_ids == whole.prompt_token_ids
     assert first.prompt_embeds.shape[0] == len(prompt) + 2, "the talker's prompt is whole from the beginning"

@@ -24,7 +24,7 @@ from transformers.models.qwen3_asr import processing_qwen3_asr  # noqa: E402
 
 from omni_cli.checkpoints.files import read_family  # noqa: E402
 from omni_cli.core.errors import InputError  # noqa: E402
-from omni_cli.models.reference import replace_attribute  # noqa: E402
+from omni_cli.models.forcing import replace_attribute  # noqa: E402
 from omni_cli.models.transcription.word_times import ForcedAligner  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from omni_cli.core.compat.libraries import prepare_libraries  # isort: skip
@@ -25,7 +26,7 @@ from support.tiny_models import qwen3_asr, whisper  # noqa: E402
 from support.tiny_voxtral import voxtral  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
-from omni_cli.models.transcription.word_times import WordAligner  # noqa: E402
+from omni_cli.models.transcription.long_form import TimedModel  # noqa: E402
 from omni_cli.requests.contents import Word  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 
@@ -291,7 +292,8 @@ def test_a_character_that_two_parts_share_is_one_word(tmp_path: Path) -> None:
     tokenizer = transformers.WhisperProcessor.from_pretrained(whisper(tmp_path / "whisper")).tokenizer
     left, right = tokenizer.encode("\u00e9", add_special_tokens=False)
     first = tokenizer.convert_tokens_to_ids("<|0.00|>")
-    aligner = WordAligner.__new__(WordAligner)
-    aligner._tokenizer = tokenizer
-    ids, ends_s = [first, left, first, first, right, first + 50], [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
-    assert list(aligner.read_words(ids, ends_s, "en", 0.02)) == [Word(0.0, 0.6, "\u00e9")]
+    model: Any = TimedModel.__new__(TimedModel)
+    model._tokenizer, model._clock = tokenizer, SimpleNamespace(frames_per_step=2, frame_s=0.01)
+    parts, ends_s = [(first, left, first), (first, right, first + 50)], [0.0, 0.2, 0.2, 0.2, 0.6, 0.6]
+    seeker: Any = SimpleNamespace(heard=parts, ends_s=ends_s)
+    assert list(model.read_words(seeker, "en")) == [Word(0.0, 0.6, "\u00e9")]

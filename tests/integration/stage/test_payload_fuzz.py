@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cli.config.loader import load_profile
-from omni_cli.models.qwen2_5_omni.connectors import ThinkerOutput
+from omni_cli.models.qwen_omni.media import ThinkerOutput
 from omni_cli.stage.payloads import (
     PayloadError,
     PayloadLimits,

@@ -61,7 +61,7 @@ def test_chunks_do_not_depend_on_how_codes_arrive(speech: tuple[ChunkSizes, list
 
 
 def test_the_first_chunk_waits_for_its_own_codes_and_those_after_it_alone() -> None:
-    chunker = Chunker(ChunkSizes(first=24, chunk=48, context=24, look_ahead=12))
+    chunker = Chunker(ChunkSizes(first_chunk=24, chunk=48, context=24, look_ahead=12))
     assert chunker.add(range(35), is_last=False) == []
     (chunk,) = chunker.add([35], is_last=False)
     assert (chunk.start, chunk.end, chunk.continues_at, len(chunk.codes)) == (0, 22, 24, 36)
@@ -81,7 +81,7 @@ def test_playback_of_a_chunk_lasts_until_the_next_if_codes_arrive_in_two_fifths_
     sizes = ChunkSizes()
     chunks = chunks_of(sizes, [list(range(1_000))])
     # In codes' time of playback, in which two and a half arrive.
-    begin = (sizes.first + sizes.look_ahead) * 0.4
+    begin = (sizes.first_chunk + sizes.look_ahead) * 0.4
     for chunk in chunks[1:]:
         arrived = (chunk.codes[-1] + 1) * 0.4
         assert arrived <= begin + chunk.start

@@ -14,9 +14,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from support.transcriptions import voice  # noqa: E402
 
-from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
-from omni_cli.models.transcription.seeking import Seeker  # noqa: E402
-from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
+from omni_cli.models.transcription.long_form import Seeker, Spectrogram, Thresholds, TimeTokens  # noqa: E402
 from omni_cli.requests.contents import TranscriptionOptions  # noqa: E402
 
 CLOCK = TimeTokens(

@@ -11,7 +11,7 @@ from omni_cli.requests.outputs import GenerateRequest
 
 def speakers(*numbers: int) -> list[str]:
     text = "\n".join(f"Speaker {number}: hello" for number in numbers)
-    return [turn.speaker for turn in read_turns(GenerateRequest("0", text))]
+    return [speaker for speaker, _ in read_turns(GenerateRequest("0", text))]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ class Conditioner:
         self._dit = dit
         self._speakers = speakers
         self._encodings: dict[tuple[str, int], torch.Tensor] = {}
-        self._vectors: dict[str, torch.Tensor] = {}
+        self._vectors = {name: speaker["cond"].to(dit.device).float() for name, speaker in speakers.items()}
 
     def conditions(self, requests: Sequence[SynthesisRequest]) -> torch.Tensor:
         """Return (rows, num_frames, condition_dim) of requests with the same settings, one after another.
@@ -30,15 +30,10 @@ class Conditioner:
         embedded = torch.cat([dit.text_embed(codes), dit.text_embed(codes, drop_code=True)][:num_rows])
         lengths = torch.tensor([len(request.codes) * dit.repeats for request in requests])
         request_of_frame = torch.arange(len(requests)).repeat_interleave(lengths).to(embedded.device)
-        vectors = torch.stack([self._get_vector(request.speaker) for request in requests], dim=1)
+        vectors = torch.stack([self._vectors[request.speaker] for request in requests], dim=1)
         vectors = torch.cat([vectors, torch.zeros_like(vectors)][:num_rows])
         encodings = torch.stack([self._get_encoding(request.speaker, num_rows) for request in requests], dim=1)
         return torch.cat((encodings[:, request_of_frame], embedded, vectors[:, request_of_frame]), dim=-1)
-
-    def _get_vector(self, speaker: str) -> torch.Tensor:
-        if speaker not in self._vectors:
-            self._vectors[speaker] = self._speakers[speaker]["cond"].to(self._dit.device).float()
-        return self._vectors[speaker]
 
     def _get_encoding(self, speaker: str, num_rows: int) -> torch.Tensor:
         """Return (num_rows, enc_dim)."""

@@ -115,7 +115,7 @@ class ChunkSizes:
     as a whole by less than 0.001 of full scale in every sample. Holding nothing back differs by up to 0.01.
     """
 
-    first: int = 12
+    first_chunk: int = 12
     chunk: int = 192
     context: int = 36
     look_ahead: int = 12
@@ -144,7 +144,7 @@ class Chunker:
         self._sizes = sizes
         self._next = 0
         self._heard = 0
-        self._size = sizes.first
+        self._size = sizes.first_chunk
 
     def add(self, codes: Sequence[int], *, is_last: bool) -> list[Chunk]:
         """Return the chunks that more codes make possible; with the last codes, all remaining ones."""
@@ -152,7 +152,7 @@ class Chunker:
         chunks = []
         while (end := self._next + self._size) + self._sizes.look_ahead <= len(self.codes):
             chunks.append(self._chunk(end, heard_to=end - self._sizes.held_back, continues_at=end))
-            grown = 5 * self._size // (2 * self._sizes.first) * self._sizes.first
+            grown = 5 * self._size // (2 * self._sizes.first_chunk) * self._sizes.first_chunk
             self._size = min(max(grown, self._size), self._sizes.chunk)
         if is_last and self._next < len(self.codes):
             chunks.append(self._chunk(len(self.codes), heard_to=len(self.codes), continues_at=None))

@@ -18,9 +18,10 @@ from omni_cli.backends.execution.modes import require_cuda
 from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.models.qwen2_5_omni.connectors import load_speakers, pick_speaker, spoken_codes
+from omni_cli.models.qwen2_5_omni.connectors import load_speakers, spoken_codes
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
+from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.contents import SpeechOptions, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
@@ -34,6 +35,8 @@ CODES_PER_SECOND = 50
 WARM_UP_CODES = 100
 # A chunk comes before others' first ones if the audio before it ends within this time.
 URGENT_S = 0.5
+# Of `ChunkSizes`, those that the profile has keys for.
+_SIZES = ("first_chunk", "chunk", "context", "look_ahead")
 NO_CODES = "the talker ended before it produced a codec token"
 
 
@@ -66,10 +69,6 @@ class SpeechStream:
     # Finished chunks that wait for one before them, by number, with their times.
     early: dict[int, tuple[Report, tuple[float, float, float]]] = field(default_factory=dict)
 
-    @property
-    def is_done(self) -> bool:
-        return self.has_all_codes and self.num_sent == self.num_chunks
-
     def chunk_id(self, number: int) -> str:
         """Return the id of a chunk's request in the engine; no other request has it."""
         return f"{self.request.request_id}\0{number}"
@@ -87,7 +86,7 @@ class Token2WavStage(VllmStage):
             require_cuda(stage=spec.stage.name, device=current_platform.device_type)
         super().__init__(spec, emit)
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
-        self.speakers = load_speakers(spec.model)
+        self.speakers = list(load_speakers(spec.model))
         self.num_codes = self.engine.vllm_config.model_config.hf_config.token2wav_config.dit_config.num_embeds
         self._streams: dict[str, SpeechStream] = {}
         (model,) = self.engine.collective_rpc("get_model")
@@ -124,10 +123,7 @@ class Token2WavStage(VllmStage):
             **super().settings,
             **self._arithmetic,
             "execution": self.execution_mode.execution,
-            "stream_first_chunk_codes": self._chunk_sizes.first,
-            "stream_chunk_codes": self._chunk_sizes.chunk,
-            "stream_context_codes": self._chunk_sizes.context,
-            "stream_look_ahead_codes": self._chunk_sizes.look_ahead,
+            **{f"stream_{name}_codes": getattr(self._chunk_sizes, name) for name in _SIZES},
         }
 
     @property
@@ -269,7 +265,7 @@ class Token2WavStage(VllmStage):
             stream.chunk_times_s.append(chunk_times)
             stream.num_sent += 1
             stream.first_audio_s = stream.first_audio_s or time.perf_counter()
-        if stream.is_done:
+        if stream.has_all_codes and stream.num_sent == stream.num_chunks:
             del self._streams[stream.request.request_id]
             self._scheduler.end_stream(stream.request.request_id)
             num_codes = len(stream.chunker.codes)
@@ -307,20 +303,14 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
 
     With `batching: padded` a chunk continues from the state of the one before it, so it needs no context by default.
     """
-    keys = {
-        "first": "stream_first_chunk_codes",
-        "chunk": "stream_chunk_codes",
-        "context": "stream_context_codes",
-        "look_ahead": "stream_look_ahead_codes",
-    }
-    sizes = {name: size for name, key in keys.items() if (size := getattr(stage, key)) is not None}
+    sizes = {name: size for name in _SIZES if (size := getattr(stage, f"stream_{name}_codes")) is not None}
     for name, size in sizes.items():
         if size % codes_per_block:
             fitting = max(1, round(size / codes_per_block)) * codes_per_block
             raise StageError(
-                f"`{keys[name]}` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
+                f"`stream_{name}_codes` is {size}, and token2wav attends to blocks of {codes_per_block} codes",
                 stage=stage.name,
-                hint=f"--set {stage.name}.{keys[name]}={fitting}",
+                hint=f"--set {stage.name}.stream_{name}_codes={fitting}",
             )
     if stage.batching == "padded":
         return ChunkSizes(**{"context": 0, **sizes})

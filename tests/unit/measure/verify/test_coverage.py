@@ -15,9 +15,7 @@ import transformers  # noqa: E402
 from omni_cli.measure.verify.coverage import Span, find_lost_speech, judge_coverage, make_long_request  # noqa: E402
 from omni_cli.measure.verify.run_comparison import Answer  # noqa: E402
 from omni_cli.models.scores import Expected  # noqa: E402
-from omni_cli.models.transcription.long_form import Thresholds, TimeTokens  # noqa: E402
-from omni_cli.models.transcription.seeking import Seeker  # noqa: E402
-from omni_cli.models.transcription.spectrogram import Spectrogram  # noqa: E402
+from omni_cli.models.transcription.long_form import Seeker, Spectrogram, Thresholds, TimeTokens  # noqa: E402
 from omni_cli.requests.contents import Segment, TranscriptionOptions  # noqa: E402
 from omni_cli.requests.encoding import resample  # noqa: E402
 from omni_cli.requests.media.audio import read_speech  # noqa: E402

@@ -1,22 +1,28 @@
-"""The 12 Hz tokenizer's decoder, from parts of Qwen3-Omni's code2wav and of Mimi in transformers."""
+"""The configurations of a checkpoint, which transformers does not know, and modules that they describe.
+
+The 12 Hz tokenizer's decoder is made of parts of Qwen3-Omni's code2wav and of Mimi in transformers.
+"""
 
 from __future__ import annotations
 
 from copy import copy
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoConfig, MimiConfig, PreTrainedConfig, Qwen3OmniMoeCode2Wav
+from transformers import AutoConfig, MimiConfig, PreTrainedConfig, Qwen3Config, Qwen3OmniMoeCode2Wav
 from transformers.models.mimi.modeling_mimi import MimiEuclideanCodebook, MimiSplitResidualVectorQuantizer
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeCode2WavConfig,
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
     Qwen3OmniMoeCausalTransConvNet,
     Qwen3OmniMoeCode2WavTransformerModel,
+    Qwen3OmniMoeTalkerResizeMLP,
 )
-
-from omni_cli.models.qwen3_tts.config import ConfigOfParts
 
 # Parts of a quantizer's names: in a checkpoint, and in transformers' Mimi.
 _QUANTIZER_NAMES = (
@@ -26,6 +32,46 @@ _QUANTIZER_NAMES = (
     ("._codebook.", ".codebook."),
     (".embedding_sum", ".embed_sum"),
 )
+
+
+class ConfigOfParts(PreTrainedConfig):
+    """A configuration with those of `sub_configs` as objects, the first of which vLLM plans by."""
+
+    def __post_init__(self, **settings: Any) -> None:
+        for name, kind in self.sub_configs.items():
+            own = getattr(self, name) or {}
+            setattr(self, name, own if isinstance(own, PreTrainedConfig) else kind(**own))
+        super().__post_init__(**settings)
+
+    def get_text_config(self, *_: object, **__: object) -> Any:
+        return getattr(self, next(iter(self.sub_configs)))
+
+
+class Qwen3TTSTalkerConfig(ConfigOfParts, Qwen3Config):
+    """The talker's decoder, with the code predictor's configuration, and the ids of codec tokens."""
+
+    model_type = "qwen3_tts_talker"
+    sub_configs: ClassVar[dict[str, Any]] = {"code_predictor_config": Qwen3OmniMoeTalkerCodePredictorConfig}
+
+    code_predictor_config: dict[str, Any] | PreTrainedConfig | None = None
+
+    def __post_init__(self, **settings: Any) -> None:
+        # Its positions are equal in all sections of M-RoPE, which is an ordinary rotary embedding then.
+        scaling = settings.pop("rope_scaling", None) or getattr(self, "rope_parameters", None) or {}
+        self.rope_parameters = {key: value for key, value in scaling.items() if key == "rope_theta"}
+        super().__post_init__(**settings)
+
+    def get_text_config(self, *_: object, **__: object) -> Any:
+        return self
+
+
+class Qwen3TTSConfig(ConfigOfParts):
+    """A whole checkpoint without its speech tokenizer."""
+
+    model_type = "qwen3_tts"
+    sub_configs: ClassVar[dict[str, Any]] = {"talker_config": Qwen3TTSTalkerConfig}
+
+    talker_config: dict[str, Any] | PreTrainedConfig | None = None
 
 
 class SpeechTokenizerConfig(ConfigOfParts):
@@ -41,7 +87,16 @@ class SpeechTokenizerConfig(ConfigOfParts):
     output_sample_rate: int = 24_000
 
 
-AutoConfig.register(SpeechTokenizerConfig.model_type, SpeechTokenizerConfig, exist_ok=True)
+for kind in (Qwen3TTSConfig, SpeechTokenizerConfig):
+    AutoConfig.register(kind.model_type, kind, exist_ok=True)
+
+
+def make_text_projection(text_width: int, width: int, activation: str = "silu") -> nn.Module:
+    """Create what projects text embeddings to the talker's width."""
+    sizes = SimpleNamespace(intermediate_size=text_width, hidden_size=width, hidden_act=activation)
+    own = SimpleNamespace(thinker_hidden_size=text_width, text_config=sizes)
+    projection: nn.Module = Qwen3OmniMoeTalkerResizeMLP(own)
+    return projection
 
 
 def rename(name: str, *, to_checkpoint: bool = False) -> str:
