@@ -54,8 +54,9 @@ class FrameStage(StepStage):
         return {**super().engine_args(), **pipelined}
 
     def num_spoken(self, active: ActiveRequest) -> int:
-        """Count the frames so far that are speech."""
-        raise NotImplementedError
+        """Count the frames so far that are speech: all but the last, which ends it or is where it was cut."""
+        # As in Qwen's references. Before the end, a token that vLLM sampled is not the last.
+        return max(0, len(active.token_ids) - bool(active.context["finished"]))
 
     def num_reported(self, active: ActiveRequest) -> int:
         """Count the frames of a finished request that are part of its `output_codes`."""
@@ -68,6 +69,7 @@ class FrameStage(StepStage):
             if self.is_end(active):
                 active.context["ended"] = True
                 self._finish(active, output)
+        active.context["finished"] = output.finished
         return super().output(active, output)
 
     def is_end(self, active: ActiveRequest) -> bool:
