@@ -69,11 +69,11 @@ class CodecForDiffusion(DiffusionModel):
         """Create what decodes pieces, with the interface of `StreamingCodecDecoder`."""
         return StreamingCodecDecoder(codec)
 
-    def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
-        """Replay pieces of these numbers of frames, a stream's first and later ones, from CUDA graphs."""
+    def use_graphs(self, stage: str, max_num_seqs: int, sizes: Sequence[int], whole: int) -> None:
+        """Replay from CUDA graphs the pieces of a stream, of these numbers of frames in turn, and those of `whole`."""
         device = next(self.codec.parameters()).device
         example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
-        self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
+        self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, sizes=sizes, whole=whole, example=example)
 
     @torch.inference_mode()
     def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
@@ -182,12 +182,9 @@ class CodecStage(VllmStage):
         self._streams: dict[str, CodeStream] = {}
         self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
         if spec.stage.execution == "cudagraph":
-            first, later = (
-                tuple(dict.fromkeys((min(size, self._whole_piece), self._whole_piece)))
-                for size in (self.stage.stream_first_chunk_frames, self.stage.stream_chunk_frames)
-            )
             num_requests = self.engine.vllm_config.scheduler_config.max_num_seqs
-            self.model.use_graphs(spec.stage.name, num_requests, first=first, later=later)
+            sizes = [min(size, self._whole_piece) for size in self.stage.chunk_sizes]
+            self.model.use_graphs(spec.stage.name, num_requests, sizes, self._whole_piece)
 
     def _refuse(self, what: str) -> StageError:
         name, execution = self.stage.name, self.stage.execution
@@ -282,9 +279,8 @@ class CodecStage(VllmStage):
     def _piece_size(self, stream: CodeStream) -> int:
         if not stream.request.speech.stream_audio:
             return self._whole_piece
-        unheard = stream.num_before - stream.num_decoded
-        later = self.stage.stream_chunk_frames if unheard < 0 else self.stage.stream_first_chunk_frames
-        return min(unheard if unheard > 0 else later, self._whole_piece)
+        unheard = max(0, stream.num_before - stream.num_decoded)
+        return min(unheard + self.stage.chunk_size(stream.num_chunks), self._whole_piece)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
