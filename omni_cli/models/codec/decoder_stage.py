@@ -18,7 +18,7 @@ from vllm.outputs import PoolingRequestOutput
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.backends.execution.ranges import clock_for
-from omni_cli.backends.vllm.diffusion_runner import DiffusionInput, DiffusionModel
+from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput, DiffusionModel, Unfinished
 from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.checkpoints.shards import lacking, shards_with_prefix
@@ -39,8 +39,8 @@ class CodecForDiffusion(DiffusionModel):
     """transformers' codec as a part of a checkpoint; its weights' names begin with `weights_prefix`.
 
     A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
-    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the name of the `stream`, and
-    `is_last`.
+    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the name of the `stream`, `is_last`,
+    and `is_urgent`: beside such a piece, the others of a step wait for the next one, each once at most.
     """
 
     weights_prefix: ClassVar[str]
@@ -58,6 +58,7 @@ class CodecForDiffusion(DiffusionModel):
         self._decoder = self.make_decoder(self.codec)
         self.counters: ExecutionCounters = self._decoder.counters
         self._states: dict[str, DecoderState] = {}
+        self._postponed: set[str] = set()
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
 
@@ -76,20 +77,23 @@ class CodecForDiffusion(DiffusionModel):
         self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, sizes=sizes, whole=whole, example=example)
 
     @torch.inference_mode()
-    def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
-        """Return the samples (num_samples,) float32 of each piece; a stream may have one at a time."""
+    def sample(self, inputs: Sequence[DiffusionInput]) -> dict[str, torch.Tensor | Unfinished]:
+        """Return the samples (num_samples,) float32 of the pieces by request; a stream may have one at a time."""
         begin = self._clock.mark()
-        pieces = [self._piece(item) for item in inputs]
-        waveforms = [samples.float() for samples in self._decoder.decode(pieces)]
+        names = {item.request_id for item in inputs}
+        urgent = {item.request_id for item in inputs if item.information["is_urgent"] == [1]}
+        self._postponed = names - urgent - self._postponed if urgent else set()
+        pieces = {item.request_id: self._piece(item) for item in inputs if item.request_id not in self._postponed}
+        waveforms = [samples.float() for samples in self._decoder.decode(list(pieces.values()))]
         self._marks = (begin, self._clock.mark())
-        return waveforms
+        return {**dict.fromkeys(self._postponed, NOT_FINISHED), **dict(zip(pieces, waveforms, strict=True))}
 
     def _piece(self, item: DiffusionInput) -> Piece:
         (stream,) = item.information["stream"]
-        codes = get_tensor(dict(item.information), "codes", num_dims=2)
+        codes = get_tensor(dict(item.information), CODES, num_dims=2)
         (is_last,) = item.information["is_last"]
         state = self._states.setdefault(stream, DecoderState())
-        return Piece(codes.to(item.token_ids.device).long(), state, bool(is_last))
+        return Piece(codes.to(item.token_ids.device, non_blocking=True).long(), state, bool(is_last))
 
     @property
     def latest_s(self) -> float:
@@ -196,6 +200,7 @@ class CodecStage(VllmStage):
         assert isinstance(max_model_len, int)
         return {
             **arguments,
+            "scheduler_cls": "omni_cli.backends.vllm.schedulers.StepwiseScheduler",
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max(max_model_len, FRAMES_PER_STEP),
         }
@@ -280,12 +285,16 @@ class CodecStage(VllmStage):
         if not stream.request.speech.stream_audio:
             return self._whole_piece
         unheard = max(0, stream.num_before - stream.num_decoded)
-        return min(unheard + self.stage.chunk_size(stream.num_chunks), self._whole_piece)
+        return min(unheard + self.stage.chunk_sizes[: stream.num_chunks + 1][-1], self._whole_piece)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
-        is_last = stream.has_all_codes and not stream.waiting.shape[1]
-        information = {CODES: codes.contiguous(), "stream": [stream.request.request_id], "is_last": [int(is_last)]}
+        information = {
+            CODES: codes.contiguous(),
+            "stream": [stream.request.request_id],
+            "is_last": [int(stream.has_all_codes and not stream.waiting.shape[1])],
+            "is_urgent": [int(bool(stream.request.speech.stream_audio) and not stream.num_chunks)],
+        }
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
         return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
 

@@ -112,7 +112,7 @@ class FrameStage(StepStage):
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
         codec, number = self.spec.next_stage, active.context.get("num_parts", 0)
-        size = codec.chunk_size(number) if isinstance(codec, CodecConfig) else FRAMES_PER_PART
+        size = codec.chunk_sizes[: number + 1][-1] if isinstance(codec, CodecConfig) else FRAMES_PER_PART
         if end - begin < min(size, FRAMES_PER_PART) and not output.finished:
             return None
         active.context.update(num_sent=end, num_parts=number + 1)

@@ -62,7 +62,3 @@ class CodecConfig(WaveformConfig):
     def chunk_sizes(self) -> tuple[int, ...]:
         """Return the frames of a stream's chunks, as `growing_chunks`."""
         return growing_chunks(self.stream_first_chunk_frames, self.stream_chunk_frames)
-
-    def chunk_size(self, number: int) -> int:
-        """Return the frames of a stream's chunk, counted from 0."""
-        return self.chunk_sizes[: number + 1][-1]

@@ -1,4 +1,4 @@
-"""A talker sends its frames to the codec as soon as they fill a chunk there."""
+"""A talker sends its frames as soon as they fill a chunk of its codec, which decodes first chunks before others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from omni_cli.backends.execution.ranges import Clock
+from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput
+from omni_cli.models.codec.decoder_stage import CodecForDiffusion
 from omni_cli.models.codec.frame_stage import CODES, FrameStage
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information, get_tensor
@@ -38,3 +41,28 @@ def test_a_part_is_sent_with_the_frame_that_fills_a_chunk_and_the_last_token_is_
     assert sent_parts(codec, 1) == [(1, 0)]
     four = CodecConfig.create("codec", stream_first_chunk_frames=4)
     assert sent_parts(four, 10) == sent_parts(None, 10) == [(4, 4), (8, 4), (10, 1)]
+
+
+def test_first_chunks_are_decoded_before_the_others_which_wait_once() -> None:
+    model: Any = CodecForDiffusion.__new__(CodecForDiffusion)
+    torch.nn.Module.__init__(model)
+    model._states, model._postponed, model._clock = {}, set(), Clock()
+    model._decoder = SimpleNamespace(decode=lambda pieces: [piece.codes[0] for piece in pieces])
+
+    def step(**pieces: bool) -> dict[str, list[float] | None]:
+        """Return by piece what it made, None if it waits; a piece is urgent or not."""
+        inputs = []
+        for number, (name, is_urgent) in enumerate(pieces.items()):
+            codes = torch.full((2, 1), number)
+            information = {CODES: codes, "stream": [name], "is_last": [0], "is_urgent": [int(is_urgent)]}
+            inputs.append(DiffusionInput(name, torch.zeros(1), information))
+        made = model.sample(inputs)
+        assert made.keys() == pieces.keys()
+        return {name: None if made[name] is NOT_FINISHED else made[name].tolist() for name in pieces}
+
+    assert step(a=False, b=False) == {"a": [0.0], "b": [1.0]}
+    assert step(a=False, b=True, c=False) == {"a": None, "b": [1.0], "c": None}
+    assert step(a=False, c=False, d=True, e=False) == {"a": [0.0], "c": [1.0], "d": [2.0], "e": None}
+    assert step(e=False, f=True, g=True) == {"e": [0.0], "f": [1.0], "g": [2.0]}
+    assert step(a=False, h=True) == {"a": None, "h": [1.0]}
+    assert step(a=False) == {"a": [0.0]}

@@ -24,7 +24,7 @@ FRAME_S = 0.08
 def test_chunks_double_up_to_half_of_the_largest(first: int, most: int, sizes: tuple[int, ...]) -> None:
     assert growing_chunks(first, most) == sizes
     config = CodecConfig.create("codec", stream_first_chunk_frames=first, stream_chunk_frames=most)
-    assert [config.chunk_size(number) for number in range(6)] == [*sizes, *[most] * (6 - len(sizes))]
+    assert config.chunk_sizes == sizes
 
 
 def lateness_s(config: CodecConfig, factor: float) -> float:
@@ -32,18 +32,18 @@ def lateness_s(config: CodecConfig, factor: float) -> float:
 
     A frame is made in `factor` of the time for which it plays, without the time of decoding.
     """
-    begins, made, missed = None, 0, float("-inf")
-    for number in range(20):
-        begins = (made + config.chunk_size(0)) * factor * FRAME_S if begins is None else begins
-        played_until = begins + made * FRAME_S
-        made += config.chunk_size(number)
-        missed = max(missed, made * factor * FRAME_S - played_until) if number else missed
-    return missed
+    first, *others = (*config.chunk_sizes, *[config.stream_chunk_frames] * 16)
+    heard_s, made, lateness = first * factor * FRAME_S, first, []
+    for frames in others:
+        played_until_s = heard_s + made * FRAME_S
+        made += frames
+        lateness.append(made * factor * FRAME_S - played_until_s)
+    return max(lateness)
 
 
 def test_each_chunk_is_there_before_the_ones_before_it_have_been_played() -> None:
     config = CodecConfig.create("codec")
-    assert config.chunk_size(0) == 1
+    assert config.chunk_sizes[0] == 1
     assert lateness_s(config, 0.1) == pytest.approx(-0.8 * FRAME_S)
     assert lateness_s(config, 0.3) == pytest.approx(-0.4 * FRAME_S)
     assert lateness_s(config, 0.55) > 0
