@@ -80,9 +80,8 @@ class CodecForDiffusion(DiffusionModel):
     def sample(self, inputs: Sequence[DiffusionInput]) -> dict[str, torch.Tensor | Unfinished]:
         """Return the samples (num_samples,) float32 of the pieces by request; a stream may have one at a time."""
         begin = self._clock.mark()
-        names = {item.request_id for item in inputs}
         urgent = {item.request_id for item in inputs if item.information["is_urgent"] == [1]}
-        self._postponed = names - urgent - self._postponed if urgent else set()
+        self._postponed = {item.request_id for item in inputs if urgent} - urgent - self._postponed
         pieces = {item.request_id: self._piece(item) for item in inputs if item.request_id not in self._postponed}
         waveforms = [samples.float() for samples in self._decoder.decode(list(pieces.values()))]
         self._marks = (begin, self._clock.mark())
@@ -123,6 +122,8 @@ class CodecForDiffusion(DiffusionModel):
 WHOLE_PIECE_FRAMES = 256
 # Frames of all pieces in one step.
 FRAMES_PER_STEP = 1024
+# Urgent are the first chunk of a stream, and one whose audio so far ends within this time.
+SOON_S = 0.1
 # Keys of a diffusion stage that have no meaning without denoising.
 _DENOISING = (*PIPELINE_ARGUMENTS, "call")
 
@@ -144,6 +145,7 @@ class CodeStream:
     num_decoded: int = 0
     num_pieces: int = 0
     num_chunks: int = 0
+    heard_until_s: float = 0.0
     is_decoding: bool = False
     decode_s: float = 0.0
 
@@ -289,11 +291,12 @@ class CodecStage(VllmStage):
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
+        is_streamed = bool(stream.request.speech.stream_audio)
         information = {
             CODES: codes.contiguous(),
             "stream": [stream.request.request_id],
             "is_last": [int(stream.has_all_codes and not stream.waiting.shape[1])],
-            "is_urgent": [int(bool(stream.request.speech.stream_audio) and not stream.num_chunks)],
+            "is_urgent": [int(is_streamed and stream.heard_until_s < time.perf_counter() + SOON_S)],
         }
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
         return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
@@ -317,6 +320,7 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
+            stream.heard_until_s = (stream.heard_until_s or time.perf_counter()) + len(samples) / self.model.sample_rate
             audio = AudioOutput(samples.numpy(), self.model.sample_rate)
             reports.append(WaveformChunk(stream.request.request_id, audio))
         self._next_piece(stream)

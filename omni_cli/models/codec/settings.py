@@ -53,9 +53,7 @@ class CodecConfig(WaveformConfig):
         1, description="Frames of codes in the first chunk of streamed audio."
     )
     stream_chunk_frames: Annotated[Codes, VLLM_ONLY] = Field(
-        12,
-        description="Frames of codes in a further chunk of streamed audio: twice as many as in the one before it while "
-        "that is at most half of this many, then this many.",
+        12, description="Frames of codes in a later chunk of streamed audio; those before it double up to half of it."
     )
 
     @property

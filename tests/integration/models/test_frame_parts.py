@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from omni_cli.backends.execution.ranges import Clock
 from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput
-from omni_cli.models.codec.decoder_stage import CodecForDiffusion
+from omni_cli.models.codec.decoder_stage import SOON_S, CodecForDiffusion, CodecStage, CodeStream
 from omni_cli.models.codec.frame_stage import CODES, FrameStage
 from omni_cli.models.codec.settings import CodecConfig
+from omni_cli.requests.contents import SpeechOptions
+from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.payloads import PayloadLimits, decode_additional_information, get_tensor
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
 
 
 def sent_parts(next_stage: CodecConfig | None, num_tokens: int) -> list[tuple[int, int]]:
@@ -66,3 +71,22 @@ def test_first_chunks_are_decoded_before_the_others_which_wait_once() -> None:
     assert step(e=False, f=True, g=True) == {"e": [0.0], "f": [1.0], "g": [2.0]}
     assert step(a=False, h=True) == {"a": None, "h": [1.0]}
     assert step(a=False) == {"a": [0.0]}
+
+
+@pytest.mark.parametrize(
+    ("streamed", "ahead_s", "urgent"),
+    [(True, None, 1), (True, SOON_S / 2, 1), (True, -1.0, 1), (True, SOON_S + 5.0, 0), (False, None, 0)],
+)
+def test_a_stream_is_urgent_before_its_first_chunk_and_when_its_sound_soon_ends(
+    streamed: bool, ahead_s: float | None, urgent: int
+) -> None:
+    stage: Any = CodecStage.__new__(CodecStage)
+    stage.payload_limits = PayloadLimits()
+    request = GenerateRequest("one", speech=SpeechOptions(stream_audio=streamed))
+    stream = CodeStream(request, 0.0, torch.zeros((2, 0)), has_all_codes=True)
+    if ahead_s is not None:
+        stream.heard_until_s = time.perf_counter() + ahead_s
+    codes = torch.zeros((2, 1), dtype=torch.long)
+    _, params = stage.render(SimpleNamespace(context={"stream": stream, "codes": codes}))
+    information = decode_additional_information(params.extra_kwargs[ADDITIONAL_INFORMATION], PayloadLimits())
+    assert (information["is_urgent"], information["is_last"]) == ([urgent], [1])
