@@ -97,6 +97,17 @@ def test_streamed_speech_equals_the_whole(engine, alone):
         assert sizes[:4] == [1, 2, 4, 12] and sum(sizes) == len(codes_of(expected))
 
 
+def test_streamed_speech_that_is_cut_anywhere_equals_the_whole(engine):
+    """A frame is sent before the next one is known, but not that of the last token."""
+    limits = (2, 3, 4, 5, 8, 9, 20)
+    cut = [replace(REQUESTS[0], request_id=str(limit), sampling={"max_tokens": limit}) for limit in limits]
+    expected = engine.run_all(cut)
+    for limit, events, whole in zip(limits, engine.events(list(map(streamed, cut))), expected, strict=True):
+        assert_equal(events[-1], whole)
+        sizes = [len(event.samples) // 1920 for event in events if isinstance(event, AudioChunk)]
+        assert sum(sizes) == limit - 1 and sizes == [1, 2, 4, 12][: len(sizes) - 1] + sizes[-1:]
+
+
 def test_sampled_requests_depend_on_their_seed_alone(engine):
     requests = [replace(request, sampling=SAMPLED) for request in REQUESTS]
     expected = [codes_of(engine.run(request)) for request in requests]
