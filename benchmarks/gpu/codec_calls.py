@@ -132,11 +132,11 @@ def _pieces(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
         decoder = StreamingCodecDecoder(module)
         if side == "graph":
             backend = CudaGraphBackend(device)
-            decoder.use_graphs(backend, stage="code2wav", first=(4,), later=(FRAMES,), example=codes[..., :1])
+            decoder.use_graphs(backend, stage="code2wav", sizes=(1, FRAMES), whole=FRAMES, example=codes[..., :1])
         times[side] = []
         for batch in batches:
             states = [DecoderState() for _ in range(batch)]
-            decoder.decode([Piece(row[:, :4], state) for row, state in zip(codes, states, strict=False)])
+            decoder.decode([Piece(row[:, :1], state) for row, state in zip(codes, states, strict=False)])
 
             def run(decoder: StreamingCodecDecoder = decoder, states: list[DecoderState] = states) -> None:
                 decoder.decode([Piece(row, state) for row, state in zip(codes, states, strict=False)])

@@ -38,9 +38,8 @@ report("weights")
 decoder = StreamingCodecDecoder(model)
 if execution == "cudagraph":
     example = torch.zeros((REQUESTS, config.num_quantizers, 1), dtype=torch.long, device=device)
-    lengths = tuple(dict.fromkeys((chunk, WHOLE)))
     backend = CudaGraphBackend(device)
-    decoder.use_graphs(backend, stage="code2wav", first=lengths, later=lengths, example=example)
+    decoder.use_graphs(backend, stage="code2wav", sizes=(chunk, chunk), whole=WHOLE, example=example)
     report("graphs ahead of requests")
 for num_requests, num_frames in ((1, WHOLE), (4, WHOLE), (REQUESTS, WHOLE), (REQUESTS, chunk), (1, chunk)):
     states = [DecoderState() for _ in range(num_requests)]

@@ -158,6 +158,7 @@ class OmniLLM:
                 max_concurrency=self._max_concurrency,
                 mps=self.config.mps,
                 mps_folder=self._mps.folder,
+                next_stage=next((other for other in config.stages if other.input == stage.name), None),
             )
             client = StageClient(spec, self._handle, verbose=self._verbose)
             self._clients[client.name] = client

@@ -20,7 +20,7 @@ class StageSpec:
     `model` is resolved, to a folder or a repo id; `architecture` is the checkpoint's name for it. With `records`, the
     stage can record its activity, starting with its loading. `max_concurrency` is how many requests it will have at
     once at most, if that is known: kernels and graphs for more need not be made ahead. `mps` is as in the profile, and
-    `mps_folder` where the engine's MPS server is, if it has one.
+    `mps_folder` where the engine's MPS server is, if it has one. `next_stage` takes this one's output.
     """
 
     stage: StageConfig
@@ -34,6 +34,7 @@ class StageSpec:
     max_concurrency: int | None = None
     mps: Literal["auto", True, False] = False
     mps_folder: str | None = None
+    next_stage: StageConfig | None = None
 
     @property
     def ar(self) -> ARStageConfig:

@@ -93,7 +93,19 @@ def test_streamed_speech_equals_the_whole(engine, alone):
     for events, expected in zip(engine.events(list(map(streamed, REQUESTS))), alone, strict=True):
         assert_equal(events[-1], expected)
         chunks = [event.samples for event in events if isinstance(event, AudioChunk)]
-        assert len(chunks) > 1 and len(chunks[0]) == 4 * 1920
+        sizes = [len(samples) // 1920 for samples in chunks]
+        assert sizes[:4] == [1, 2, 4, 12] and sum(sizes) == len(codes_of(expected))
+
+
+def test_streamed_speech_that_is_cut_anywhere_equals_the_whole(engine):
+    """A frame is sent before the next one is known, but not that of the last token."""
+    limits = (2, 3, 4, 5, 8, 9, 20)
+    cut = [replace(REQUESTS[0], request_id=str(limit), sampling={"max_tokens": limit}) for limit in limits]
+    expected = engine.run_all(cut)
+    for limit, events, whole in zip(limits, engine.events(list(map(streamed, cut))), expected, strict=True):
+        assert_equal(events[-1], whole)
+        sizes = [len(event.samples) // 1920 for event in events if isinstance(event, AudioChunk)]
+        assert sum(sizes) == limit - 1 and sizes == [1, 2, 4, 12][: len(sizes) - 1] + sizes[-1:]
 
 
 def test_sampled_requests_depend_on_their_seed_alone(engine):
@@ -162,7 +174,8 @@ def test_a_recording_is_cloned_by_itself_or_with_its_words(start_brief_engine):
     assert codes_of(by_itself) != codes_of(with_words)
     for events, whole in zip(base.events(list(map(streamed, requests))), expected, strict=True):
         assert_equal(events[-1], whole)
-        # What was recorded is not heard.
+        # What was recorded is not heard, also of the first frame's chunk.
+        assert [len(event.samples) for event in events if isinstance(event, AudioChunk)][:2] == [1920, 2 * 1920]
         assert len(heard(whole)) == 1920 * len(codes_of(whole))
         assert whole.stages[0].effective["text_first"] is False
     failed = base.run(spoken("none", "Good morning."))

@@ -18,7 +18,7 @@ from vllm.outputs import PoolingRequestOutput
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.cuda_graphs import CudaGraphBackend
 from omni_cli.backends.execution.ranges import clock_for
-from omni_cli.backends.vllm.diffusion_runner import DiffusionInput, DiffusionModel
+from omni_cli.backends.vllm.diffusion_runner import NOT_FINISHED, DiffusionInput, DiffusionModel, Unfinished
 from omni_cli.backends.vllm.outputs import NoOutput
 from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.checkpoints.shards import lacking, shards_with_prefix
@@ -39,8 +39,8 @@ class CodecForDiffusion(DiffusionModel):
     """transformers' codec as a part of a checkpoint; its weights' names begin with `weights_prefix`.
 
     A request of the engine is one piece of a stream, whose state stays here until `forget`. Its prompt is the first
-    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the name of the `stream`, and
-    `is_last`.
+    codebook's codes; its information has all `codes` (num_codebooks, num_frames), the name of the `stream`, `is_last`,
+    and `is_urgent`: beside such a piece, the others of a step wait for the next one, each once at most.
     """
 
     weights_prefix: ClassVar[str]
@@ -58,6 +58,7 @@ class CodecForDiffusion(DiffusionModel):
         self._decoder = self.make_decoder(self.codec)
         self.counters: ExecutionCounters = self._decoder.counters
         self._states: dict[str, DecoderState] = {}
+        self._postponed: set[str] = set()
         self._clock = clock_for(vllm_config.device_config.device_type)
         self._marks: tuple[object, object] | None = None
 
@@ -69,27 +70,29 @@ class CodecForDiffusion(DiffusionModel):
         """Create what decodes pieces, with the interface of `StreamingCodecDecoder`."""
         return StreamingCodecDecoder(codec)
 
-    def use_graphs(self, stage: str, max_num_seqs: int, *, first: Sequence[int], later: Sequence[int]) -> None:
-        """Replay pieces of these numbers of frames, a stream's first and later ones, from CUDA graphs."""
+    def use_graphs(self, stage: str, max_num_seqs: int, sizes: Sequence[int], whole: int) -> None:
+        """Replay from CUDA graphs the pieces of a stream, of these numbers of frames in turn, and those of `whole`."""
         device = next(self.codec.parameters()).device
         example = torch.zeros((max_num_seqs, self.num_codebooks, 1), dtype=torch.long, device=device)
-        self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, first=first, later=later, example=example)
+        self._decoder.use_graphs(CudaGraphBackend(device), stage=stage, sizes=sizes, whole=whole, example=example)
 
     @torch.inference_mode()
-    def sample(self, inputs: Sequence[DiffusionInput]) -> list[torch.Tensor]:
-        """Return the samples (num_samples,) float32 of each piece; a stream may have one at a time."""
+    def sample(self, inputs: Sequence[DiffusionInput]) -> dict[str, torch.Tensor | Unfinished]:
+        """Return the samples (num_samples,) float32 of the pieces by request; a stream may have one at a time."""
         begin = self._clock.mark()
-        pieces = [self._piece(item) for item in inputs]
-        waveforms = [samples.float() for samples in self._decoder.decode(pieces)]
+        urgent = {item.request_id for item in inputs if item.information["is_urgent"] == [1]}
+        self._postponed = {item.request_id for item in inputs if urgent} - urgent - self._postponed
+        pieces = {item.request_id: self._piece(item) for item in inputs if item.request_id not in self._postponed}
+        waveforms = [samples.float() for samples in self._decoder.decode(list(pieces.values()))]
         self._marks = (begin, self._clock.mark())
-        return waveforms
+        return {**dict.fromkeys(self._postponed, NOT_FINISHED), **dict(zip(pieces, waveforms, strict=True))}
 
     def _piece(self, item: DiffusionInput) -> Piece:
         (stream,) = item.information["stream"]
-        codes = get_tensor(dict(item.information), "codes", num_dims=2)
+        codes = get_tensor(dict(item.information), CODES, num_dims=2)
         (is_last,) = item.information["is_last"]
         state = self._states.setdefault(stream, DecoderState())
-        return Piece(codes.to(item.token_ids.device).long(), state, bool(is_last))
+        return Piece(codes.to(item.token_ids.device, non_blocking=True).long(), state, bool(is_last))
 
     @property
     def latest_s(self) -> float:
@@ -119,6 +122,8 @@ class CodecForDiffusion(DiffusionModel):
 WHOLE_PIECE_FRAMES = 256
 # Frames of all pieces in one step.
 FRAMES_PER_STEP = 1024
+# Urgent are the first chunk of a stream, and one whose audio so far ends within this time.
+SOON_S = 0.1
 # Keys of a diffusion stage that have no meaning without denoising.
 _DENOISING = (*PIPELINE_ARGUMENTS, "call")
 
@@ -140,6 +145,7 @@ class CodeStream:
     num_decoded: int = 0
     num_pieces: int = 0
     num_chunks: int = 0
+    heard_until_s: float = 0.0
     is_decoding: bool = False
     decode_s: float = 0.0
 
@@ -182,12 +188,9 @@ class CodecStage(VllmStage):
         self._streams: dict[str, CodeStream] = {}
         self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
         if spec.stage.execution == "cudagraph":
-            first, later = (
-                tuple(dict.fromkeys((min(size, self._whole_piece), self._whole_piece)))
-                for size in (self.stage.stream_first_chunk_frames, self.stage.stream_chunk_frames)
-            )
             num_requests = self.engine.vllm_config.scheduler_config.max_num_seqs
-            self.model.use_graphs(spec.stage.name, num_requests, first=first, later=later)
+            sizes = [min(size, self._whole_piece) for size in self.stage.chunk_sizes]
+            self.model.use_graphs(spec.stage.name, num_requests, sizes, self._whole_piece)
 
     def _refuse(self, what: str) -> StageError:
         name, execution = self.stage.name, self.stage.execution
@@ -199,6 +202,7 @@ class CodecStage(VllmStage):
         assert isinstance(max_model_len, int)
         return {
             **arguments,
+            "scheduler_cls": "omni_cli.backends.vllm.schedulers.StepwiseScheduler",
             "max_model_len": max_model_len,
             "max_num_batched_tokens": max(max_model_len, FRAMES_PER_STEP),
         }
@@ -282,14 +286,18 @@ class CodecStage(VllmStage):
     def _piece_size(self, stream: CodeStream) -> int:
         if not stream.request.speech.stream_audio:
             return self._whole_piece
-        unheard = stream.num_before - stream.num_decoded
-        later = self.stage.stream_chunk_frames if unheard < 0 else self.stage.stream_first_chunk_frames
-        return min(unheard if unheard > 0 else later, self._whole_piece)
+        unheard = max(0, stream.num_before - stream.num_decoded)
+        return min(unheard + self.stage.chunk_sizes[: stream.num_chunks + 1][-1], self._whole_piece)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
-        is_last = stream.has_all_codes and not stream.waiting.shape[1]
-        information = {CODES: codes.contiguous(), "stream": [stream.request.request_id], "is_last": [int(is_last)]}
+        is_streamed = bool(stream.request.speech.stream_audio)
+        information = {
+            CODES: codes.contiguous(),
+            "stream": [stream.request.request_id],
+            "is_last": [int(stream.has_all_codes and not stream.waiting.shape[1])],
+            "is_urgent": [int(is_streamed and stream.heard_until_s < time.perf_counter() + SOON_S)],
+        }
         extra = {ADDITIONAL_INFORMATION: encode_additional_information(information, self.payload_limits)}
         return {"prompt_token_ids": codes[0].tolist()}, PoolingParams(task="plugin", extra_kwargs=extra)
 
@@ -312,6 +320,7 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
+            stream.heard_until_s = (stream.heard_until_s or time.perf_counter()) + len(samples) / self.model.sample_rate
             audio = AudioOutput(samples.numpy(), self.model.sample_rate)
             reports.append(WaveformChunk(stream.request.request_id, audio))
         self._next_piece(stream)

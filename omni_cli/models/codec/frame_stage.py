@@ -8,6 +8,7 @@ from vllm.outputs import RequestOutput
 from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsStage
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.core.errors import StageError
+from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information
 
@@ -15,7 +16,7 @@ from omni_cli.stage.payloads import encode_additional_information
 CODES = "codes"
 # A list of one number: of the first frames of `codes` that come before the answer and are not heard.
 NUM_BEFORE = "num_before"
-# Frames are sent to the codec in parts, each of which costs a message.
+# Frames are sent to the codec in parts, each of which costs a message: no larger than its chunks, nor than this.
 FRAMES_PER_PART = 4
 # In the order in which the worker sends them after the codes.
 _STEP_TIMES = ("code_predictor_s", "backbone_s")
@@ -54,8 +55,9 @@ class FrameStage(StepStage):
         return {**super().engine_args(), **pipelined}
 
     def num_spoken(self, active: ActiveRequest) -> int:
-        """Count the frames so far that are speech."""
-        raise NotImplementedError
+        """Count the frames so far that are speech: all but the last, which ends it or is where it was cut."""
+        # As in Qwen's references. Before the end, a token that vLLM sampled is not the last.
+        return max(0, len(active.token_ids) - bool(active.context["finished"]))
 
     def num_reported(self, active: ActiveRequest) -> int:
         """Count the frames of a finished request that are part of its `output_codes`."""
@@ -68,6 +70,7 @@ class FrameStage(StepStage):
             if self.is_end(active):
                 active.context["ended"] = True
                 self._finish(active, output)
+        active.context["finished"] = output.finished
         return super().output(active, output)
 
     def is_end(self, active: ActiveRequest) -> bool:
@@ -108,7 +111,9 @@ class FrameStage(StepStage):
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
-        if end - begin < FRAMES_PER_PART and not output.finished:
+        codec, number = self.spec.next_stage, active.context.get("num_parts", 0)
+        size = codec.chunk_sizes[: number + 1][-1] if isinstance(codec, CodecConfig) else FRAMES_PER_PART
+        if end - begin < min(size, FRAMES_PER_PART) and not output.finished:
             return None
-        active.context["num_sent"] = end
+        active.context.update(num_sent=end, num_parts=number + 1)
         return encode_additional_information(self.payload(active, begin, end))

@@ -197,22 +197,22 @@ class StreamingCodecDecoder:
 
     @torch.inference_mode()
     def use_graphs(
-        self, backend: GraphBackend, *, stage: str, first: Sequence[int], later: Sequence[int], example: torch.Tensor
+        self, backend: GraphBackend, *, stage: str, sizes: Sequence[int], whole: int, example: torch.Tensor
     ) -> None:
-        """Replay the calls for pieces of these numbers of frames; a request's last piece is padded to the next of them.
+        """Replay the calls for a stream's pieces, of these numbers of frames in turn, and for any piece of `whole`.
 
-        `example` (max_batch, num_codebooks, 1) are any codes. The graphs of the first number in `first` and in `later`
-        are captured now for all numbers of requests, the others on first use.
+        A request's last piece is padded to the next of them. `example` (max_batch, num_codebooks, 1) are any codes. The
+        graphs of a stream are captured now for all numbers of requests, those of `whole` on first use.
         """
-        self._lengths = {True: sorted(first), False: sorted(later)}
+        self._lengths = {True: sorted({sizes[0], whole}), False: sorted({*sizes[1:], whole})}
         self._sizes = batch_sizes(len(example))
-        num_graphs = (len(first) + len(later)) * len(self._sizes)
+        num_graphs = sum(map(len, self._lengths.values())) * len(self._sizes)
         self._graphs = GraphManager(
             self.call, backend, stage=stage, device=example.device, counters=self.counters, max_graphs=num_graphs
         )
         for size in self._sizes:
             states = [DecoderState() for _ in range(size)]
-            for length in (first[0], later[0]):
+            for length in sizes:
                 pieces = [Piece(row.expand(-1, length), state) for row, state in zip(example, states, strict=False)]
                 self._decode_equal(pieces, length)
 

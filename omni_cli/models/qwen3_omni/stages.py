@@ -109,7 +109,3 @@ class Qwen3TalkerStage(FrameStage):
     def more_rows(self, command: AppendInput) -> torch.Tensor:
         token_ids = get_integers(self.decode_input(command.stage_output), "token_ids")
         return more_embeds(token_ids, config=self._omni, embed=self._embed, is_last=command.is_last)
-
-    def num_spoken(self, active: ActiveRequest) -> int:
-        # As in the reference, the last token is not spoken: it ends the speech, or is where it was cut.
-        return max(0, len(active.token_ids) - 1)

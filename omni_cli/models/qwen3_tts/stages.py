@@ -95,10 +95,6 @@ class Qwen3TTSTalkerStage(FrameStage):
             return row, active.context.get("recorded"), voice.text or ""
         return None, None, ""
 
-    def num_spoken(self, active: ActiveRequest) -> int:
-        # As in the reference, the last token is not spoken: it ends the speech, or is where it was cut.
-        return max(0, len(active.token_ids) - 1)
-
     def payload(self, active: ActiveRequest, begin: int, end: int) -> dict[str, object]:
         information = super().payload(active, begin, end)
         recorded: torch.Tensor | None = active.context.get("recorded")

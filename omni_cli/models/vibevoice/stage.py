@@ -25,6 +25,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.shards import lacking
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.models.codec.frame_stage import FRAMES_PER_PART, StepStage
+from omni_cli.models.codec.settings import growing_chunks
 from omni_cli.models.vibevoice.branches import BranchCache, ConvolutionCache
 from omni_cli.models.vibevoice.family import SPEAKERS
 from omni_cli.models.vibevoice.prompts import make_inputs
@@ -257,7 +258,7 @@ class SpeakerStage(StepStage):
             sounds += made
         chunks: list[Report] = []
         num_chunks = active.context.setdefault("num_chunks", 0)
-        streamed = FRAMES_PER_PART if num_chunks else 1
+        streamed = growing_chunks(1, FRAMES_PER_PART)[: num_chunks + 1][-1]
         needed = streamed if active.request.speech.stream_audio else _FRAMES_PER_WHOLE_PART
         if len(sounds) >= needed or (sounds and output.finished):
             active.context["num_chunks"] += 1

@@ -153,27 +153,27 @@ def test_long_pieces_are_split(case: Case) -> None:
 
 
 def test_replayed_calls_give_the_samples_of_one_call() -> None:
-    """First pieces of 3 frames, later ones of 4; a shorter last piece is padded, and so is a batch of three."""
+    """Pieces of 1, 2 and then 4 frames; a shorter last piece is padded, and so is a batch of three."""
     case = Case(code2wav())
     decoder, backend = StreamingCodecDecoder(case.module), FakeBackend()
-    decoder.use_graphs(backend, stage="code2wav", first=(3, 12), later=(4, 12), example=case.codes[:4, :, :1])
-    assert len(backend.graphs) == decoder.counters.graphs_captured == 6  # of 4, 2 and 1 requests, first and later
+    decoder.use_graphs(backend, stage="code2wav", sizes=(1, 2, 4), whole=12, example=case.codes[:4, :, :1])
+    assert len(backend.graphs) == decoder.counters.graphs_captured == 9  # of 4, 2 and 1 requests, of each size
     ends = (2, 10, 15)
     states = [DecoderState() for _ in ends]
     streamed: list[list[torch.Tensor]] = [[] for _ in ends]
-    for begin, end in ((0, 3), (3, 7), (7, 11), (11, 15)):
+    for begin, end in ((0, 1), (1, 3), (3, 7), (7, 11), (11, 15)):
         rows = [row for row, last in enumerate(ends) if last > begin]
         pieces = [Piece(case.codes[row, :, begin : min(end, ends[row])], states[row], ends[row] <= end) for row in rows]
         for row, samples in zip(rows, decoder.decode(pieces), strict=True):
             streamed[row].append(samples)
     for row, end in enumerate(ends):
         assert_equal(torch.cat(streamed[row]), case.whole(case.codes[row, :, :end]))
-    assert len(backend.graphs) == 6 and decoder.counters.eager_calls == 0
+    assert len(backend.graphs) == 9 and decoder.counters.eager_calls == 0
     # A long piece, whose graph is captured when it comes, and one of which more follows, for which there is none.
     (samples,) = decoder.decode([Piece(case.codes[3, :, :9], DecoderState(), is_last=True)])
     assert_equal(samples, case.whole(case.codes[3, :, :9]))
     decoder.decode([Piece(case.codes[3, :, :9], DecoderState())])
-    assert len(backend.graphs) == 7 and decoder.counters.eager_calls == 1
+    assert len(backend.graphs) == 10 and decoder.counters.eager_calls == 1
 
 
 def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
