@@ -6,14 +6,19 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from omni_cli.core.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
 
 _INTERVAL_S = 0.2
+# For a hash that a fork computes, after the imports that it is computed beside.
+_PATIENCE_S = 5.0
 # From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
@@ -76,3 +81,30 @@ def preloading() -> Iterator[None]:
         watch.join()  # before anything is forked
     with contextlib.suppress(OSError):  # who reads it may have ended
         sys.stderr.write(f"{told}\n")
+
+
+@contextlib.contextmanager
+def hashed_beside(function: Any) -> Iterator[None]:
+    """Have a fork call the function within this context, and then `set` its value in the function's cache.
+
+    A thread would wait for the interpreter's lock after every file that it reads. If no value comes, the function is
+    called here.
+    """
+    ours, theirs = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        try:
+            threading.Thread(target=_end_with_parent, args=(parent, threading.Event()), daemon=True).start()
+            os.write(theirs, function())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        yield
+        if select.select([ours], [], [], _PATIENCE_S)[0] and (value := os.read(ours, select.PIPE_BUF)):
+            function.set(value)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ours)
+    function()

@@ -3,7 +3,9 @@
 Importing starts no thread pool and touches no device: processes are forked from here.
 """
 
-from omni_cli.engine.process.preload import preloading
+import contextlib
+
+from omni_cli.engine.process.preload import hashed_beside, preloading
 
 # What vLLM imports where it compiles models.
 _WHILE_COMPILING = (
@@ -16,14 +18,21 @@ _WHILE_COMPILING = (
     "vllm.v1.attention.backends.flex_attention",
 )
 
-with preloading():
+with preloading(), contextlib.ExitStack() as beside:
     import importlib
     import sys
 
     import pydantic
     import torch
+    import vllm  # noqa: F401  # torch's compiler, with vLLM's settings
 
     from omni_cli.core.compat import replace_attributes
+
+    if torch.version.cuda:
+        from torch._inductor.codecache import torch_key, triton_key
+
+        # Hashes of the libraries' sources for the keys of compiled code, which each process would compute.
+        beside.enter_context(hashed_beside(torch_key))
 
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # vLLM imports it for traces, which no stage makes
     try:
@@ -37,8 +46,4 @@ with preloading():
     if torch.version.cuda:
         for name in _WHILE_COMPILING:
             importlib.import_module(name)
-        from torch._inductor.codecache import torch_key, triton_key
-
-        # Hashes of the libraries' sources for the keys of compiled code, which each process would compute.
-        torch_key()
         triton_key()

@@ -170,6 +170,33 @@ def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
     assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
 
 
+KEY_OF_CUDA = """
+import os
+
+from omni_cli.core.compat.libraries import prepare_libraries
+
+prepare_libraries()
+
+import torch
+
+torch.version.cuda = "13.0"
+import omni_cli.engine.process.preload_vllm
+from torch._inductor import codecache
+
+usual = codecache.build_code_hash
+codecache.build_code_hash = lambda *_: print("computed again")
+key = codecache.torch_key()
+codecache.build_code_hash = usual
+codecache.torch_key.clear()
+print(key == codecache.torch_key())
+"""
+
+
+def test_a_device_has_torchs_own_key_of_its_sources_once_the_imports_are_done() -> None:
+    made = subprocess.run([sys.executable, "-c", KEY_OF_CUDA], capture_output=True, text=True)
+    assert made.stdout.splitlines()[-1] == "True" and "computed again" not in made.stdout, made.stderr
+
+
 @pytest.mark.parametrize(("asked", "threads"), [(None, "1"), ("2", "2")])
 def test_stages_have_as_many_threads_as_a_containers_quota_has_cores(monkeypatch, asked, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", asked or "")
