@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import OmniError
 from omni_cli.core.machine import CpuQuota
 from omni_cli.engine.process import fork_server
@@ -75,6 +76,17 @@ def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
     assert (replaced == pid) == bool(others)
     assert not any(tmp_path.iterdir()), "a command that is killed now would leave it"
     third.stop()
+
+
+def test_an_engine_has_the_imports_that_its_command_began() -> None:
+    config = load_profile("tiny-image")
+    ForkServer(config.backends).start_spare()
+    pid = forkserver_pid()
+    server = ForkServer(config.backends)
+    parent, _ = seen_by_a_new_process(server.start())
+    assert parent == pid
+    server.stop()
+    ForkServer.end_spare()
 
 
 def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
