@@ -28,7 +28,8 @@ POSITIONS = (
 SEAMS: dict[str, dict[str, str]] = {
     "": {
         "torch._C._profiler:_RecordFunctionFast(__enter__, __exit__)": "marks modules in traces",
-        "torch._inductor.codecache:torch_key": "is called once for all stages",
+        "torch._functorch._activation_checkpointing.graph_info_provider:nx": "is imported when it is used",
+        "torch._inductor.codecache:torch_key": "is called once for all stages, in a fork",
         "torch._inductor.codecache:triton_key": "is called once for all stages",
         "torch._inductor.runtime.compile_tasks:_set_triton_ptxas_path": (
             "is called, so that Triton's kernels have one assembler whether or not Inductor compiles"
@@ -50,6 +51,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "transformers.tokenization_utils_tokenizers:TokenizersBackend(backend_tokenizer, add_bos_token)": (
             "has the tokenizer of tokenizer.json"
         ),
+        "vllm.models.deepseek_v4.common.eplb_util:dspark_draft_supports_eplb": "is imported when it is called",
         "vllm:ModelRegistry(models, register_model)": "is where our model classes go",
     },
     "diffusers.pipelines.glm_image.pipeline_glm_image:GlmImagePipeline.": {

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from omni_cli.core.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
@@ -108,3 +112,40 @@ def hashed_beside(function: Any) -> Iterator[None]:
         os.waitpid(child, 0)
         os.close(ours)
     function()
+
+
+class _Late(ModuleType):
+    """A stand-in for a module, which is imported when this function of it is called or anything else of it is read."""
+
+    def __init__(self, name: str, function: str, package: ModuleSpec) -> None:
+        super().__init__(name)
+        self.__spec__ = package  # asked for by `find_spec`
+        inside = name.split(".")[1:]
+        self.__path__ = [str(Path(place, *inside)) for place in package.submodule_search_locations or ()]
+        setattr(self, function, lambda *arguments, **options: self.__getattr__(function)(*arguments, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # `inspect` asks every module for it
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def left_out(modules: Mapping[str, str | None]) -> Iterator[None]:
+    """Within this context, do not import these modules: as if they were not installed, or until they are used.
+
+    With the name of a function, which is what importers name, they get a stand-in that works on afterwards.
+    """
+    instead: dict[str, Any] = {}
+    for name in modules.keys() - sys.modules.keys():
+        package, function = importlib.util.find_spec(name.partition(".")[0]), modules[name]
+        instead[name] = _Late(name, function, package) if function and package else None
+    sys.modules.update(instead)
+    try:
+        yield
+    finally:
+        for name, module in instead.items():
+            if sys.modules.get(name, module) is module:
+                sys.modules.pop(name, None)

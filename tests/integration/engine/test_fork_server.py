@@ -182,6 +182,25 @@ def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
     assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
 
 
+def use_networkx(connection) -> None:
+    """Send what is imported of `_RARELY_USED`, and a graph as torch makes it."""
+    preload = importlib.import_module("omni_cli.engine.process.preload_vllm")
+    imported = [name for name in preload._RARELY_USED if name in sys.modules]
+    provider = importlib.import_module("torch._functorch._activation_checkpointing.graph_info_provider")
+    connection.send((imported, provider.nx.DiGraph([(1, 2)]).number_of_edges(), "networkx" in sys.modules))
+
+
+def test_a_stage_on_vllm_has_what_its_imports_leave_out_once_it_uses_it() -> None:
+    server = ForkServer({"vllm"})
+    ours, theirs = (context := server.start()).Pipe(duplex=False)
+    process = context.Process(target=use_networkx, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.recv() == ([], 1, True)
+    process.join()
+    server.stop()
+
+
 KEY_OF_CUDA = """
 import os
 
