@@ -108,9 +108,10 @@ def hashed_beside(function: Any) -> Iterator[None]:
         if select.select([ours], [], [], _PATIENCE_S)[0] and (value := os.read(ours, select.PIPE_BUF)):
             function.set(value)
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         os.close(ours)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     function()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -79,3 +80,14 @@ def test_imports_that_fail_end_the_fork_and_wait_for_nothing() -> None:
     with pytest.raises(ImportError), hashed_beside(key):
         raise ImportError
     assert key._cache == []
+
+
+def test_a_process_that_ignores_its_children_has_the_value_too() -> None:
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        key = Key()
+        with hashed_beside(key):
+            time.sleep(0.1)  # the fork has ended, and is gone
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    assert int(key()) != os.getpid()
