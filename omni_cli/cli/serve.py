@@ -154,7 +154,7 @@ def serve(options: ServeOptions) -> int:
     config = _with_parsers(config, options)
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.exchange import AccessLog
-    from omni_cli.serve.server import Server, bind, is_loopback
+    from omni_cli.serve.listener import bind, is_loopback
     from omni_cli.serve.sites import MediaPrefix, read_origin
 
     limits = options.limits()
@@ -189,6 +189,8 @@ def serve(options: ServeOptions) -> int:
     )
     log = AccessLog(only_failures=quiet)
     engine = make_engine(config, options.replicas, limits, log, verbose=verbose)
+    from omni_cli.serve.server import Server
+
     server = Server(engine, config, settings, log)
     asyncio.run(_run(server, config, listener, as_json=options.as_json, verbose=verbose, quiet=quiet))
     return ExitCode.OK
@@ -209,12 +211,14 @@ def _with_parsers(config: EngineConfig, options: ServeOptions) -> EngineConfig:
 
 
 def make_engine(config: EngineConfig, replicas: int | None, limits: Limits, log: AccessLog, *, verbose: bool) -> Engine:
-    """Create an engine in this process, or replicas on Ray; not started yet."""
+    """Create an engine in this process, or replicas on Ray; only the imports of its stages have started."""
+    from omni_cli.engine.process.fork_server import ForkServer
+
     if replicas is None:
+        ForkServer(config.backends, verbose=verbose).start_spare()  # beside the imports of the server
         from omni_cli.engine.omni_llm import OmniLLM
 
         return OmniLLM(config, verbose=verbose)
-    from omni_cli.engine.process.fork_server import ForkServer
     from omni_cli.engine.replicas.replicated_engine import ReplicatedEngine
 
     ForkServer.end_spare()  # the engines run below Ray
@@ -228,7 +232,7 @@ async def _run(
     from omni_cli.cli.terminal.stop_signals import stop_signals
     from omni_cli.config.families import has_random_weights
     from omni_cli.requests.sampling import describe
-    from omni_cli.serve.server import get_address
+    from omni_cli.serve.listener import get_address
 
     host, port, url = get_address(listener)
     stages = [(stage.name, stage.kind) for stage in config.stages]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import logging
 import resource
 import socket
@@ -18,22 +16,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.energy import open_meter
-from omni_cli.core.errors import UsageError
 from omni_cli.requests.outputs import Event
 from omni_cli.serve.app import create_app
 from omni_cli.serve.exchange import AccessLog, Exchange, LibraryMessages
 from omni_cli.serve.limits import ServerSettings
+from omni_cli.serve.listener import BACKLOG
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
 from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
 from omni_cli.serve.video_jobs import VideoJobs, VideoStore
 from omni_cli.serve.voice_store import VoiceStore
 
-_BACKLOG = 512
 # Beside those of requests in flight. Beyond them uvicorn answers with 503.
 _MAX_IDLE_CONNECTIONS = 4096
-# The kernel ends a connection whose client reads nothing for this long, although there is something to read.
-_UNREAD_TIMEOUT_MS = 30_000
 # At the server's end: a client may pause for a few seconds, which are counted while this process runs.
 _STALLED_S, _STALLED_LOOKS = 1.0, 5
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
@@ -88,38 +83,6 @@ def _max_connections(max_requests: int) -> int:
     return max(min(requested, soft // 2), 1)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a listening socket; port 0 takes a free port. Raises `UsageError`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise UsageError(f"cannot serve on `{host}`: {error.strerror}") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_MS)
-        listener.bind(address)
-        # Listen immediately, so that of two servers that start together the second one fails.
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        is_taken = error.errno == errno.EADDRINUSE
-        hint = "choose another with `--port`; 0 takes a free one" if is_taken else None
-        raise UsageError(f"cannot serve on {host}:{port}: {error.strerror}", hint=hint) from error
-    return listener
-
-
-def get_address(listener: socket.socket) -> tuple[str, int, str]:
-    """Return (host, port, URL) of a bound socket."""
-    host, port = listener.getsockname()[:2]
-    return host, port, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    """Return True if only this machine can connect to it."""
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-
-
 class Server:
     """Serves one profile; single use."""
 
@@ -148,7 +111,7 @@ class Server:
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 limit_concurrency=_max_connections(settings.limits.max_requests),
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=settings.drain_timeout_s,  # type: ignore[arg-type] # waits for fractions too
             )
         )

@@ -33,7 +33,8 @@ SEAMS: dict[str, dict[str, str]] = {
         ),
         "torch.cuda._utils:_CudaKernel(__call__, set_shared_memory_config)": "launches it",
         "torch.utils.cpp_extension:CUDA_HOME": "is set where there is no toolkit, whose headers it does not need",
-        "torch._inductor.codecache:torch_key": "is called once for all stages",
+        "torch._functorch._activation_checkpointing.graph_info_provider:nx": "is imported when it is used",
+        "torch._inductor.codecache:torch_key": "is called once for all stages, in a fork",
         "torch._inductor.codecache:triton_key": "is called once for all stages",
         "torch._inductor.runtime.compile_tasks:_set_triton_ptxas_path": (
             "is called, so that Triton's kernels have one assembler whether or not Inductor compiles"
@@ -55,6 +56,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "transformers.tokenization_utils_tokenizers:TokenizersBackend(backend_tokenizer, add_bos_token)": (
             "has the tokenizer of tokenizer.json"
         ),
+        "vllm.models.deepseek_v4.common.eplb_util:dspark_draft_supports_eplb": "is imported when it is called",
         "vllm:ModelRegistry(models, register_model)": "is where our model classes go",
     },
     "diffusers.pipelines.glm_image.pipeline_glm_image:GlmImagePipeline.": {

@@ -59,6 +59,19 @@ for module in sorted(builders):
 print("\\n" + json.dumps([len(builders), loads_it]))
 """
 
+SERVE = """
+import json, os, sys
+from omni_cli.cli.app import run
+from omni_cli.engine.process.fork_server import ForkServer
+
+def start_spare(server):
+    print("\\n" + json.dumps([server._preload, "omni_cli.serve.server" in sys.modules]), flush=True)
+    os._exit(0)
+
+ForkServer.start_spare = start_spare
+run(["serve", "--profile", json.loads(sys.argv[1])])
+"""
+
 
 def python(program: str, argument: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -135,3 +148,9 @@ def test_answers_without_heavy_libraries(arguments: list[str], expected: int, tm
 def test_commands_that_compute_nothing_import_little(arguments: list[str], heavy: list[str]) -> None:
     ended = python(COMMAND, [heavy, arguments])
     assert json.loads(ended.stdout.splitlines()[-1])[1] == [], ended.stderr
+
+
+def test_a_server_begins_the_imports_of_its_stages_before_its_own() -> None:
+    ended = python(SERVE, "tiny-omni")
+    preload, has_server = json.loads(ended.stdout.splitlines()[-1])
+    assert preload[-1].endswith("preload_vllm") and not has_server, ended.stderr

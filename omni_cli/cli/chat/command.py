@@ -71,12 +71,14 @@ def chat(options: ChatOptions) -> int:
         raise UsageError("`--wait` is for servers", hint="add `--url URL`")
     config = profile_source(options, options.lora).load()
     from omni_cli.engine.describing import get_capabilities
+    from omni_cli.engine.process.fork_server import ForkServer
 
     capabilities = get_capabilities(config, verbose=options.verbose)
     if "text" not in capabilities.modalities or capabilities.transcribes:
         message = f"profile `{config.name}` does not answer with text"
         raise UsageError(message, hint="`omni generate` takes its prompts")
     fetch_model(config, quiet=options.quiet)
+    ForkServer(config.backends, verbose=options.verbose).start_spare()  # its imports run beside those of the server
     _run(_talk_to_own(config, conversation, options))
     return ExitCode.OK
 
@@ -112,7 +114,8 @@ async def _talk_to_own(config: EngineConfig, conversation: Conversation, options
     from omni_cli.engine.omni_llm import OmniLLM
     from omni_cli.serve.exchange import AccessLog
     from omni_cli.serve.limits import ServerSettings
-    from omni_cli.serve.server import Server, bind, get_address
+    from omni_cli.serve.listener import bind, get_address
+    from omni_cli.serve.server import Server
 
     key = secrets.token_urlsafe(32)
     settings = ServerSettings(output_dir=options.output_dir, api_key=key, drain_timeout_s=0.5)

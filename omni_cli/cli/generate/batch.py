@@ -95,9 +95,10 @@ def run_batch(
     """Answer a batch file in the batch's own form. Raises `OmniError` if no line could run."""
     output_dir, verbose = options.output_dir, options.verbose
     log, limits = AccessLog(None if verbose else StringIO()), Limits(timeout_s=math.inf)
+    lines = list(read_batch(path))
     engine = make_engine(config, options.replicas, limits, log, verbose=verbose)
     settings = ServerSettings(limits, output_dir, drain_timeout_s=0, served_model_names=("*",), seed=config.seed)
-    server, lines = Server(engine, config, settings, log), list(read_batch(path))
+    server = Server(engine, config, settings, log)
     printer = Printer(progress, verbose=verbose)
     if not options.as_json:
         printer = BlockPrinter(progress, verbose=verbose, quiet=options.quiet)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import os
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from omni_cli.core.compat.libraries import capabilities_by_nvml, prepare_libraries, quick_package_names
 
 _INTERVAL_S = 0.2
+# For a hash that a fork computes, after the imports that it is computed beside.
+_PATIENCE_S = 5.0
 # From glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
@@ -76,3 +85,68 @@ def preloading() -> Iterator[None]:
         watch.join()  # before anything is forked
     with contextlib.suppress(OSError):  # who reads it may have ended
         sys.stderr.write(f"{told}\n")
+
+
+@contextlib.contextmanager
+def hashed_beside(function: Any) -> Iterator[None]:
+    """Have a fork call the function within this context, and then `set` its value in the function's cache.
+
+    A thread would wait for the interpreter's lock after every file that it reads. If no value comes, the function is
+    called here.
+    """
+    ours, theirs = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        try:
+            threading.Thread(target=_end_with_parent, args=(parent, threading.Event()), daemon=True).start()
+            os.write(theirs, function())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        yield
+        if select.select([ours], [], [], _PATIENCE_S)[0] and (value := os.read(ours, select.PIPE_BUF)):
+            function.set(value)
+    finally:
+        os.close(ours)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    function()
+
+
+class _Late(ModuleType):
+    """A stand-in for a module, which is imported when this function of it is called or anything else of it is read."""
+
+    def __init__(self, name: str, function: str, package: ModuleSpec) -> None:
+        super().__init__(name)
+        self.__spec__ = package  # asked for by `find_spec`
+        inside = name.split(".")[1:]
+        self.__path__ = [str(Path(place, *inside)) for place in package.submodule_search_locations or ()]
+        setattr(self, function, lambda *arguments, **options: self.__getattr__(function)(*arguments, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # `inspect` asks every module for it
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def left_out(modules: Mapping[str, str | None]) -> Iterator[None]:
+    """Within this context, do not import these modules: as if they were not installed, or until they are used.
+
+    With the name of a function, which is what importers name, they get a stand-in that works on afterwards.
+    """
+    instead: dict[str, Any] = {}
+    for name in modules.keys() - sys.modules.keys():
+        package, function = importlib.util.find_spec(name.partition(".")[0]), modules[name]
+        instead[name] = _Late(name, function, package) if function and package else None
+    sys.modules.update(instead)
+    try:
+        yield
+    finally:
+        for name, module in instead.items():
+            if sys.modules.get(name, module) is module:
+                sys.modules.pop(name, None)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import OmniError
 from omni_cli.core.machine import CpuQuota
 from omni_cli.engine.process import fork_server
@@ -75,6 +76,17 @@ def test_a_stopped_server_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
     assert (replaced == pid) == bool(others)
     assert not any(tmp_path.iterdir()), "a command that is killed now would leave it"
     third.stop()
+
+
+def test_an_engine_has_the_imports_that_its_command_began() -> None:
+    config = load_profile("tiny-image")
+    ForkServer(config.backends).start_spare()
+    pid = forkserver_pid()
+    server = ForkServer(config.backends)
+    parent, _ = seen_by_a_new_process(server.start())
+    assert parent == pid
+    server.stop()
+    ForkServer.end_spare()
 
 
 def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -168,6 +180,52 @@ def test_imports_do_not_initialise_cuda_where_torchao_asks_for_the_device():
     """On a CPU, with a torch that looks as if there were a device; `tests/gpu` has a real one."""
     made = subprocess.run([sys.executable, "-c", LOOKS_LIKE_CUDA], capture_output=True, text=True)
     assert made.returncode == 0 and "initialised" not in made.stderr, made.stderr
+
+
+def use_networkx(connection) -> None:
+    """Send what is imported of `_RARELY_USED`, and a graph as torch makes it."""
+    preload = importlib.import_module("omni_cli.engine.process.preload_vllm")
+    imported = [name for name in preload._RARELY_USED if name in sys.modules]
+    provider = importlib.import_module("torch._functorch._activation_checkpointing.graph_info_provider")
+    connection.send((imported, provider.nx.DiGraph([(1, 2)]).number_of_edges(), "networkx" in sys.modules))
+
+
+def test_a_stage_on_vllm_has_what_its_imports_leave_out_once_it_uses_it() -> None:
+    server = ForkServer({"vllm"})
+    ours, theirs = (context := server.start()).Pipe(duplex=False)
+    process = context.Process(target=use_networkx, args=(theirs,))
+    process.start()
+    theirs.close()
+    assert ours.recv() == ([], 1, True)
+    process.join()
+    server.stop()
+
+
+KEY_OF_CUDA = """
+import os
+
+from omni_cli.core.compat.libraries import prepare_libraries
+
+prepare_libraries()
+
+import torch
+
+torch.version.cuda = "13.0"
+import omni_cli.engine.process.preload_vllm
+from torch._inductor import codecache
+
+usual = codecache.build_code_hash
+codecache.build_code_hash = lambda *_: print("computed again")
+key = codecache.torch_key()
+codecache.build_code_hash = usual
+codecache.torch_key.clear()
+print(key == codecache.torch_key())
+"""
+
+
+def test_a_device_has_torchs_own_key_of_its_sources_once_the_imports_are_done() -> None:
+    made = subprocess.run([sys.executable, "-c", KEY_OF_CUDA], capture_output=True, text=True)
+    assert made.stdout.splitlines()[-1] == "True" and "computed again" not in made.stdout, made.stderr
 
 
 @pytest.mark.parametrize(("asked", "threads"), [(None, "1"), ("2", "2")])
