@@ -350,6 +350,30 @@ def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
     assert model.token2wav.device.type == "cpu"
 
 
+@torch.inference_mode()
+def test_the_parts_of_a_stage_of_the_vocoder_are_freed_before_the_next_are_made() -> None:
+    parts: list[weakref.ref[torch.Tensor]] = []
+    num_alive: list[int] = []
+
+    def watched(module: torch.nn.Module) -> Any:
+        activation = PlainActivation(module)
+
+        def run(*args: Any, **keys: Any) -> torch.Tensor:
+            num_alive.append(sum(part() is not None for part in parts))
+            return activation(*args, **keys)
+
+        return run
+
+    def mean(given: list[torch.Tensor], *args: Any, **keys: Any) -> torch.Tensor:
+        parts[:] = map(weakref.ref, given)
+        return plain_mean(given, *args, **keys)
+
+    vocoder = PackedVocoder(loud_vocoder(), watched, mean, compile_ahead=list)
+    dict(vocoder.waveforms([VocoderInput("0", torch.randn(1, 20, 80), 0, 4800)]))
+    assert len(parts) > 1 and len(num_alive) > 2
+    assert set(num_alive) == {0}
+
+
 # --- Requests that join and leave ---
 
 

@@ -236,12 +236,15 @@ class PackedBigVGAN(nn.Module):
             vocoder.ups, self._blocks, self._rates[1:], self._biases, self._mean_biases, strict=True
         ):
             hidden = self._convolutions[upsample](hidden)
-            parts = [
-                part
-                for block, block_biases in zip(blocks, biases, strict=True)
-                for part in self._residual(block, block_biases, hidden, bounds, rate)
-            ]
-            hidden = self._mean(parts, bias, bounds, rate, share=1 / len(blocks))
+            # Without a name, so that the parts are freed before those of the next stage are made.
+            hidden = self._mean(
+                [
+                    part
+                    for block, block_biases in zip(blocks, biases, strict=True)
+                    for part in self._residual(block, block_biases, hidden, bounds, rate)
+                ],
+                bias, bounds, rate, share=1 / len(blocks),
+            )  # fmt: skip
         post = self._activations[vocoder.activation_post]
         hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
         return self._convolutions[vocoder.conv_post](hidden).float().clamp_(-1.0, 1.0).reshape(-1)
@@ -256,6 +259,7 @@ class PackedBigVGAN(nn.Module):
             hidden = hidden if branch is None else hidden + branch
             (phases,) = first.dilation
             # One name, so that no tensor lives longer than the next operation needs it.
+            rows = branch = None
             rows = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
             rows = self._convolutions[first](rows)
             rows = next(activations)(rows, bounds, rate, bias=first.bias, phases_in=phases)
