@@ -24,7 +24,7 @@ from pathlib import Path
 from omni_cli.backends.execution import ranges
 from omni_cli.backends.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.config.families import load
-from omni_cli.config.schema import ARStageConfig, StageConfig
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.compat.own_tokenizers import tokenizer_effect
 from omni_cli.core.errors import OutputError, StageError
 from omni_cli.engine.mps import PIPES, mps_effect
@@ -62,10 +62,9 @@ from omni_cli.stage.recording import (
 
 # How often a stage reports that it is alive while its steps have no output, as in a long prefill.
 _BEAT_S = 1.0
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # A library may write a file while the folder is being removed.
 _REMOVALS = 3
-# Either variable has torch's settings for the memory of a device.
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def run_stage(connection: Connection, spec: StageSpec, log: StageLog, scratch: Path) -> None:
@@ -306,22 +305,15 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     os.environ["VLLM_RPC_BASE_PATH"] = str(scratch)
     if spec.mps_folder is not None:
         os.environ[PIPES] = spec.mps_folder
-    if has_growing_segments(spec.stage) and not any(name in os.environ for name in _ALLOCATOR):
-        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"  # torch reads it at its first use of a device
+    # Memory that grows, instead of blocks of each request's sizes, of which token2wav keeps a quarter more. vLLM's
+    # sleep and ranks that map each other's memory cannot have it, and an offload would map it again each time.
+    stage = spec.stage
+    is_alone = isinstance(stage, DiffusionStageConfig) and stage.num_ranks == 1 and stage.offload == "none"
+    if is_alone and not stage.enable_sleep_mode and not {_ALLOCATOR, "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+        os.environ[_ALLOCATOR] = "expandable_segments:True"  # read at the first use of a device
     # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
     if spec.stage.devices is not None and (spec.stage.backend == "vllm" or spec.stage.num_ranks > 1):
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
-
-
-def has_growing_segments(stage: StageConfig) -> bool:
-    """True for a stage for which torch is to reserve memory that grows, instead of blocks of each request's sizes.
-
-    token2wav reserves a fifth less at its peak. The allocator of vLLM's sleep and handles of memory between ranks do
-    not work with it, and weights that an offload moves would be mapped again each time.
-    """
-    if isinstance(stage, ARStageConfig) or stage.num_ranks > 1:
-        return False
-    return stage.offload == "none" and not stage.enable_sleep_mode
 
 
 def _redirect_output(log: StageLog) -> None:

@@ -236,15 +236,13 @@ class PackedBigVGAN(nn.Module):
             vocoder.ups, self._blocks, self._rates[1:], self._biases, self._mean_biases, strict=True
         ):
             hidden = self._convolutions[upsample](hidden)
-            # Without a name, so that the parts are freed before those of the next stage are made.
-            hidden = self._mean(
-                [
-                    part
-                    for block, block_biases in zip(blocks, biases, strict=True)
-                    for part in self._residual(block, block_biases, hidden, bounds, rate)
-                ],
-                bias, bounds, rate, share=1 / len(blocks),
-            )  # fmt: skip
+            parts = [
+                part
+                for block, block_biases in zip(blocks, biases, strict=True)
+                for part in self._residual(block, block_biases, hidden, bounds, rate)
+            ]
+            hidden = self._mean(parts, bias, bounds, rate, share=1 / len(blocks))
+            del parts  # before those of the next stage are made
         post = self._activations[vocoder.activation_post]
         hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
         return self._convolutions[vocoder.conv_post](hidden).float().clamp_(-1.0, 1.0).reshape(-1)
