@@ -241,6 +241,29 @@ def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
+@pytest.mark.parametrize("has_graphs", [True, False])
+@torch.inference_mode()
+def test_a_stream_that_leaves_changes_what_others_carry_on_by_rounding(has_graphs):
+    velocity, conditioner = packed_velocity()
+    if has_graphs:
+        packed_graphs(velocity)
+    whole = request_for("Ethan", 36, 0.5)
+    streams = [
+        dataclasses.replace(whole, request_id=name, seed=seed, end=12, stream=name, continues_at=12)
+        for seed, name in enumerate(("gone", "stays"))
+    ]
+    alone = Denoising(velocity, conditioner, streams[1:], bucket)
+    denoised(alone)
+    denoising = Denoising(velocity, conditioner, streams, bucket)
+    denoising.step()
+    denoising.drop({"gone"})
+    denoising.step()
+    (made,), (expected,) = (each.chunk_states(24).values() for each in (denoising, alone))
+    assert expected.keys_values.abs().amax(dim=(1, 2, 3, 4, 5, 6)).min() > 0.1, "all evaluations leave something"
+    torch.testing.assert_close(made.keys_values, expected.keys_values, rtol=0, atol=MEL_BOUND)
+    torch.testing.assert_close(made.mel, expected.mel, rtol=0, atol=MEL_BOUND)
+
+
 @pytest.mark.parametrize("smallest", [4, 8])
 def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
     for used in range(1, 5000):
@@ -348,6 +371,18 @@ def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
     gc.collect()
     assert [weight() for weight in unjoined] == [None] * 3
     assert model.token2wav.device.type == "cpu"
+
+
+@torch.inference_mode()
+def test_requests_that_are_denoised_hold_nothing_that_only_evaluations_need() -> None:
+    velocity, conditioner = packed_velocity()
+    denoising = Denoising(velocity, conditioner, mixed(0.5), carries=True)
+    denoising.step()
+    held = [weakref.ref(tensor) for tensor in (denoising._carried, *denoising._inputs)]
+    denoising.step()
+    assert [tensor() for tensor in held] == [None] * 5
+    denoising.drop({"1"})
+    assert list(denoising.mels()) == ["0", "2", "3"]
 
 
 @torch.inference_mode()
