@@ -373,6 +373,21 @@ def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
     assert model.token2wav.device.type == "cpu"
 
 
+def test_a_layer_is_freed_before_the_next_one_is_joined() -> None:
+    dit = token2wav().code2wav_dit_model
+    layers = [weakref.ref(layer.attn.to_q.weight) for layer in dit.transformer_blocks]
+    num_alive: list[int] = []
+
+    class Watching(Platform):
+        def make_linear(self, linear: torch.nn.Linear, gelu: torch.nn.GELU | None = None) -> torch.nn.Module:
+            num_alive.append(sum(layer() is not None for layer in layers))
+            return super().make_linear(linear, gelu)
+
+    PackedVelocity(dit, Watching())
+    # Four products in each layer, and one before and one after all.
+    assert num_alive[: 4 * len(layers)] == [left for left in range(len(layers), 0, -1) for _ in range(4)]
+
+
 @torch.inference_mode()
 def test_requests_that_are_denoised_hold_nothing_that_only_evaluations_need() -> None:
     velocity, conditioner = packed_velocity()

@@ -28,6 +28,8 @@ TYPICAL_BLOCKS = 34
 class Synthesizer:
     """Denoises requests and makes their waveforms; `execution_mode` counts the DiT's calls by mode.
 
+    With `padded`, `token2wav` no longer runs by itself.
+
     `batching: exact` and `padded` differ here only: in the layers of the DiT, in `platform`, and in the requests of a
     batch, which is a single one with `exact`.
     """

@@ -105,7 +105,7 @@ class Evaluations:
 class Velocity(nn.Module):
     """The DiT from its input projection on, in transformers' own layers, for one request and bit for bit.
 
-    It shares the weights of `dit`, which is not changed.
+    It shares the weights of `dit`, which is changed by a `PackedVelocity` only.
     """
 
     # Each sequence of a call begins at a multiple of this many frames.
@@ -284,11 +284,13 @@ class PackedVelocity(Velocity):
     overwritten = frozenset({"carried"})
 
     def __init__(self, dit: nn.Module, platform: Platform) -> None:
+        """Take over the layers of `dit` one by one, so that there is room for the weights of the next one."""
         super().__init__(dit)
         self.platform = platform
         self.block_size = self.dit.block_size
-        layers = [PackedLayer(layer, self.block_size, platform) for layer in self.dit.transformer_blocks]
-        self.dit.transformer_blocks = nn.ModuleList(layers)
+        for index, layer in enumerate(self.dit.transformer_blocks):
+            self.dit.transformer_blocks[index] = PackedLayer(layer, self.block_size, platform)
+            dit.transformer_blocks[index] = nn.Identity()
         self.dit.proj_out = platform.make_linear(self.dit.proj_out)
         entry, mel_dim = self.dit.input_embed.proj, self.dit.mel_dim
         frame_weights, condition_weights = entry.weight.split((mel_dim, entry.in_features - mel_dim), dim=1)
