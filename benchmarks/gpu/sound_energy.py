@@ -1,6 +1,6 @@
 """Energy of rounds of speech by the GPU's counter that omni reads, and joules per minute of sound; none without a GPU.
 
-Sides that take turns share the device, so a figure is of the rounds of one side, and everything that the device draws
+Sides that alternate share the device, so a figure is of the rounds of one side, and everything that the device draws
 meanwhile is in it. The counter moves every 100 ms: it is read that long after the round before has ended and after the
 round itself, so a round has up to 0.2 s of the idle device as well.
 """
