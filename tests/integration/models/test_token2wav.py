@@ -373,6 +373,26 @@ def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
     assert model.token2wav.device.type == "cpu"
 
 
+def test_graphs_of_denoiser_and_vocoder_share_one_pool(monkeypatch) -> None:
+    backend = FakeBackend()
+
+    def captured(module: torch.nn.Module, mode: str, **keys: Any) -> GraphMode:
+        keys["device"] = torch.device(keys["device"])
+        return GraphMode(module, backend, **keys)
+
+    def fused(self: CpuPlatform, vocoder: torch.nn.Module) -> PackedVocoder:
+        return PackedVocoder(vocoder, lambda module: pointwise, plain_mean, compile_ahead=list)
+
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.synthesizer.make_execution_mode", captured)
+    monkeypatch.setattr(CpuPlatform, "make_vocoder", fused)
+    scheduler = speech_scheduler("padded", execution="cudagraph")
+    scheduler.add(request_for("Chelsie", 12, 0.5))
+    with torch.inference_mode():
+        (samples,) = spoken(scheduler, 1).values()
+    assert samples.std() > 0
+    assert len(backend.graphs) == 2, "the denoiser's and the vocoder's"
+
+
 def test_a_layer_is_freed_before_the_next_one_is_joined() -> None:
     dit = token2wav().code2wav_dit_model
     layers = [weakref.ref(layer.attn.to_q.weight) for layer in dit.transformer_blocks]

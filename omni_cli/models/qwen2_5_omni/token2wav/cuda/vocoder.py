@@ -91,7 +91,7 @@ class PackedVocoder(Vocoder):
         self.gap = self._packed.gap
 
     def use_graphs(self, prepare: Callable[..., ExecutionMode]) -> None:
-        """Replay a graph per number of frames; `prepare` is `make_execution_mode` without a module and `max_graphs`."""
+        """Replay a graph per number of frames; `prepare` is `GraphMode` without a module and `max_graphs`."""
         multiple = self._packed.multiple
         self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple, VOCODER)]
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
