@@ -308,12 +308,14 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     # Memory that grows, instead of blocks of each request's sizes, of which token2wav keeps a quarter more. vLLM's
     # sleep and ranks that map each other's memory cannot have it, and an offload would map it again each time.
     stage = spec.stage
-    is_alone = isinstance(stage, DiffusionStageConfig) and stage.num_ranks == 1 and stage.offload == "none"
-    if is_alone and not stage.enable_sleep_mode and not {_ALLOCATOR, "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+    is_still = isinstance(stage, DiffusionStageConfig) and stage.offload == "none" and not stage.enable_sleep_mode
+    # Of a device that is not the current one, torch's `empty_cache` would take what still runs.
+    is_alone = stage.num_ranks == 1 and (stage.backend == "vllm" or stage.devices is None)
+    if is_still and is_alone and not {_ALLOCATOR, "PYTORCH_ALLOC_CONF"} & os.environ.keys():
         os.environ[_ALLOCATOR] = "expandable_segments:True"  # read at the first use of a device
     # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
-    if spec.stage.devices is not None and (spec.stage.backend == "vllm" or spec.stage.num_ranks > 1):
-        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
+    if stage.devices is not None and (stage.backend == "vllm" or stage.num_ranks > 1):
+        os.environ["CUDA_VISIBLE_DEVICES"] = stage.devices
 
 
 def _redirect_output(log: StageLog) -> None:

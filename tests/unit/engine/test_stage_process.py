@@ -74,6 +74,8 @@ def set_allocator(
         ("qwen2.5-omni-7b", "thinker", (), False),
         ("qwen2.5-omni-7b", "token2wav", ("token2wav.enable_sleep_mode=true",), False),
         ("tiny-image", "image", ("image.offload=model",), False),
+        ("tiny-image", "image", ("image.devices=cuda:1",), False),
+        ("qwen2.5-omni-7b", "token2wav", ('token2wav.devices="1"',), True),
     ],
 )
 def test_memory_of_a_diffusion_grows_unless_something_else_moves_it(

@@ -120,9 +120,8 @@ class Denoising:
         ]
         num_rows, num_evaluations = self._sampling.num_rows, len(self._evaluations.modulations)
         names = [request.request_id for request in self._requests if request.continues_at is not None]
-        rows = torch.tensor(last_blocks, dtype=torch.long, device=device).view(num_rows, -1)
-        # The blocks of each, one per row.
-        self._last_blocks = dict(zip(names, rows.T.contiguous(), strict=True))
+        blocks_of_rows = torch.tensor(last_blocks, dtype=torch.long, device=device).view(num_rows, -1)
+        self._last_blocks = dict(zip(names, blocks_of_rows.T.contiguous(), strict=True))
         sizes = (num_evaluations, num_layers, num_rows, *shape)
         self._kept = self._kept or {name: self._carried.new_empty(sizes) for name in names}
         return continued
