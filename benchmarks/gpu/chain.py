@@ -17,6 +17,9 @@ Of a streamed request of Qwen2.5-Omni, seconds since its arrival: `first_token_s
 talker, and for each chunk `chunk_N_codes_s`, `_begun_s` and `_made_s`, when its codes had reached token2wav, its first
 step had been launched and its audio was there. `playback_gap_s` is the longest silence before a chunk.
 
+On a GPU, the joules of the rounds of a way of sending audio and per minute of sound, once these have two seconds in all
+(`sound_energy.py`).
+
 DIR gets one `omni.bench/1` record, named after the model, with a variant per number of clients and way of sending
 audio, and the printed summary. `--tiny` runs a small model on any device that vLLM supports, and is meaningless for
 speed.
@@ -46,6 +49,7 @@ import torch
 from environment import kit_command, kit_environment
 from qwen3_folder import write_folder
 from random_weights import install
+from sound_energy import RoundEnergy, RoundMeter
 
 from omni_cli.backends.execution.counters import since
 from omni_cli.checkpoints.resolve import resolve_model
@@ -156,13 +160,16 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
     _say(f"loaded in {time.perf_counter() - start_s:.1f} s: {loaded}")
     variants: list[Variant] = []
     record = _record(model, variants, options)
+    meter = RoundMeter()
     try:
         for clients in options.clients:
+            energy = {streams: RoundEnergy() for streams in STREAMS[options.stream]}
             samples: dict[bool | None, list[Sample]] = {streams: [] for streams in STREAMS[options.stream]}
             for number, streams in itertools.product(range(-1, options.rounds), samples):
                 if number > 0 and time.perf_counter() - start_s > options.time_budget:
                     continue
                 before = {info.name: info.execution_counters for info in llm.stages}
+                await meter.begin()
                 began_s = time.perf_counter()
                 served = await asyncio.gather(
                     *(
@@ -171,6 +178,7 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
                     )
                 )
                 seconds = time.perf_counter() - began_s
+                used = await meter.end()
                 latencies = (
                     f"{name} {_median(one.traces[name].latency_s for one in served):.2f} s" for name in served[0].traces
                 )
@@ -179,7 +187,12 @@ async def _measure(model: Model, config: EngineConfig, prompts: Prompts, options
                 if number >= 0:
                     ran = {info.name: since(before[info.name], info.execution_counters) for info in llm.stages}
                     samples[streams].append(_sample(model, number, seconds, served, ran))
-            variants += [_variant(clients, streams, done, llm) for streams, done in samples.items()]
+                    energy[streams].add(used, samples[streams][-1].work)
+            for streams, done in samples.items():
+                last = done.pop()
+                done.append(msgspec.structs.replace(last, metrics={**last.metrics, **energy[streams].figures()}))
+                made = _variant(clients, streams, done, llm)
+                variants.append(msgspec.structs.replace(made, energy=meter.counters))
             # Keep what is measured, whatever happens next.
             record = _record(model, variants, options)
             save_record(record, options.output_dir / f"{options.chain}.json")

@@ -12,7 +12,9 @@ as one batch and returns whole audio. One round warms up. A side that ends is le
 
 RTF is a request's time over that of its audio, `audio_rate` the seconds of audio that a round makes in one second.
 Medians over rounds, with the least and the greatest. `memory_gib` is what a side holds of the device after its rounds,
-all its processes together. `--tiny` runs a small model anywhere, and is meaningless for speed.
+all its processes together. `J/min` are the joules of the device per minute of sound, over a side's own rounds with so
+many requests, once these have two seconds in all (`sound_energy.py`). `--tiny` runs a small model anywhere, and is
+meaningless for speed.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,7 +120,10 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
         else:
             _say(f"{name} is not ready after {time.perf_counter() - began_s:.1f} s")
             others.pop(name).close()
+    from sound_energy import PER_MINUTE, RoundEnergy, RoundMeter
+
     rounds: list[dict[str, Any]] = []
+    meter, energy = RoundMeter(), defaultdict[tuple[int, str], RoundEnergy](RoundEnergy)
     memory: dict[str, float] = {}
     sides = [(side, streamed) for side in ([] if llm is None else ["omni"]) for streamed in (False, True)]
     sides += [(side, way) for side in others for way in ((False,) if side == PUBLISHER else (False, True))]
@@ -127,6 +133,7 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
             if (clients > options.publisher_clients and side == PUBLISHER) or (side != "omni" and side not in others):
                 continue
             texts = [f"{next(numbers)}. {TEXTS[index % len(TEXTS)]}" for index in range(clients)]
+            await meter.begin()
             began_s = time.perf_counter()
             if side == "omni":
                 done = await asyncio.gather(*(_speak(llm, text, streamed=streamed) for text in texts))
@@ -137,7 +144,7 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
                     _say(f"{side} has ended")
                     others.pop(side).close()
                     continue
-            seconds = time.perf_counter() - began_s
+            seconds, used = time.perf_counter() - began_s, await meter.end()
             firsts, ends, num_samples = ([one[index] for one in done] for index in range(3))
             row = {
                 "clients": clients, "side": side + " streamed" * streamed, "round": number, "seconds": seconds,
@@ -145,9 +152,13 @@ async def _measure(folder: Path, options: argparse.Namespace) -> None:
                 "first_audio_s": statistics.median(firsts) if streamed else seconds,
                 "request_s": statistics.median(ends),
             }  # fmt: skip
-            _say(json.dumps(row))
             if number >= 0:
                 rounds.append(row)
+                account = energy[clients, row["side"]]
+                account.add(used, {"audio_s": sum(num_samples) / 24_000})
+                # Of the rounds so far.
+                row[PER_MINUTE] = account.figures().get(PER_MINUTE)
+            _say(json.dumps(row))
             memory["device"] = _device_gib(0, ())
             memory[side] = _device_gib(os.getpid() if side == "omni" else others[side].pid, others.values())
             (options.output_dir / "qwen3_tts.json").write_text(json.dumps({"rounds": rounds, "memory_gib": memory}))
@@ -172,7 +183,7 @@ def _neighbours(folder: Path, options: argparse.Namespace) -> Iterable[tuple[str
 
 
 def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[str]:
-    yield "clients  side                  round's s            first audio s        RTF    audio per s"
+    yield "clients  side                  round's s            first audio s        RTF    audio per s  J/min"
     for (clients, side), group in itertools.groupby(
         sorted(rounds, key=lambda row: (row["clients"], row["side"])), key=lambda row: (row["clients"], row["side"])
     ):
@@ -181,7 +192,9 @@ def _lines(rounds: list[dict[str, Any]], memory: dict[str, float]) -> Iterable[s
         firsts = [row["first_audio_s"] for row in rows]
         rtf = statistics.median(row["request_s"] * clients / row["audio_s"] for row in rows)
         rate = statistics.median(row["audio_s"] / row["seconds"] for row in rows)
-        yield f"{clients:7}  {side:20}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}"
+        joules = rows[-1].get("energy_per_audio_minute_j")
+        spent = "" if joules is None else f"  {joules:.0f}"
+        yield f"{clients:7}  {side:20}  {_range(seconds)}  {_range(firsts)}  {rtf:.3f}  {rate:.2f}{spent}"
     yield "memory_gib " + ", ".join(f"{side} {size:.2f}" for side, size in memory.items())
 
 

@@ -1,22 +1,30 @@
 """Device memory of token2wav alone, by cause, and what its requests take with batches of at most `--blocks`.
 
-    PYTHONPATH=. python benchmarks/gpu/token2wav_memory.py [--blocks 1280] [--share 0.12] [--trace]
+    PYTHONPATH=. python benchmarks/gpu/token2wav_memory.py [--blocks 1280] [--frames 4000] [--share 0.12] [--trace]
+        [--loads "32" "32 streamed"]
 
 Sizes of Qwen2.5-Omni-7B's token2wav and random weights, in the profile's mode; no vLLM, no checkpoint. A process must
 have the device to itself. After each part of the start: what the device has in use, what of it torch has reserved, in
 tensors and per memory pool ((0, 0) is that of calls without graphs), and the rest, which is CUDA's context, libraries
 and graphs outside of torch. `--trace` adds the tensors that live at the peak of the largest graph, by line of code.
-With `--share`, torch keeps to that part of the device, as a stage does.
+With `--share`, torch keeps to that part of the device, as a stage does. Each load ends with a digest of its samples:
+sides with the same one made the same bits. A streamed load has all codes at once, and each request in its chunks.
+
+Blocks of each request's sizes, as torch reserves by default: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False`; a
+stage of omni has `expandable_segments:True`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import hashlib
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +33,17 @@ import torch
 
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
+from omni_cli.models.qwen2_5_omni.token2wav.cuda import vocoder as vocoder_module
+from omni_cli.models.qwen2_5_omni.token2wav.request import Chunker, ChunkSizes, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import TYPICAL_BLOCKS, Synthesizer
 
 GIB, MIB = 1 << 30, 1 << 20
 MAX_NUM_SEQS = 32
-LOADS = {"1": [200], "8": [200] * 8, "32": [200] * 32, "32 mixed": [60 + 280 * index // 31 for index in range(32)]}
+STREAMED = " streamed"
+LOADS = {
+    "1": [200], "8": [200] * 8, "32": [200] * 32, "32 mixed": [60 + 280 * index // 31 for index in range(32)],
+    "32" + STREAMED: [200] * 32,
+}  # fmt: skip
 
 
 class Report:
@@ -78,6 +92,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() and not options.tiny else "cpu")
     on_device, report = device.type == "cuda", Report(device)
     torch.backends.cudnn.deterministic = True
+    vocoder_module.MAX_FRAMES_PER_CALL = options.frames
     if on_device:
         from omni_cli.models.qwen2_5_omni.token2wav.cuda import platform
 
@@ -96,20 +111,34 @@ def main() -> None:
     report.say("joined weights beside those that they are made of")
     model.code2wav_dit_model = side.synthesizer.velocity.dit
     report.say("joined weights alone")
-    requests = {name: kit.requests_of(lengths, config.num_embeds, device) for name, lengths in LOADS.items()}
     side.use()
     if on_device:
-        _capture(side, requests["1"][0], options, report)
-    for name, load in requests.items():
-        if options.tiny and name != "1":
-            break
+        (first,) = kit.requests_of(LOADS["1"], config.num_embeds, device)
+        _capture(side, first, options, report)
+    for name in options.loads:
+        load = kit.requests_of(LOADS[name], config.num_embeds, device)
+        load = [*_chunks(load)] if name.endswith(STREAMED) else load
         done = [kit.run(side, load) for _ in range(options.rounds)][1:]
         total_s = statistics.median(one.total_s for one in done)
         end_s = statistics.median(end for one in done for end in one.finished_s)
-        report.say(f"{name} requests: {total_s:.4f} s, median completion {end_s:.4f} s")
+        digest = hashlib.sha256(b"".join(done[-1].waveforms[each.request_id].numpy().tobytes() for each in load))
+        said = f"{name} requests: {total_s:.4f} s, median completion {end_s:.4f} s, {digest.hexdigest()[:12]}"
+        report.say(said)
     if on_device:
         torch.cuda.empty_cache()
         report.say("without what torch keeps for later")
+
+
+def _chunks(requests: Sequence[SynthesisRequest]) -> Iterator[SynthesisRequest]:
+    """Yield a request for each chunk of each stream, which continues the one before it."""
+    for each in requests:
+        chunks = Chunker(ChunkSizes(context=0)).add(each.codes.tolist(), is_last=True)
+        for number, chunk in enumerate(chunks):
+            yield dataclasses.replace(
+                each, request_id=f"{each.request_id} {number}", codes=torch.tensor(chunk.codes).to(each.codes.device),
+                codes_start=chunk.codes_start, start=chunk.start, end=chunk.end, stream=each.request_id,
+                continues_at=chunk.continues_at,
+            )  # fmt: skip
 
 
 def _capture(side: Side, request: Any, options: argparse.Namespace, report: Report) -> None:
@@ -170,6 +199,8 @@ def _say(line: str) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=1280, help="in one call of the denoiser, at most")
+    parser.add_argument("--frames", type=int, default=vocoder_module.MAX_FRAMES_PER_CALL, help="in one of its vocoder")
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--share", type=float, default=0.0, help="of the device, for torch")
     parser.add_argument("--rounds", type=int, default=4, help="the first warms up")
     parser.add_argument("--trace", action="store_true", help="the largest graph's tensors by line of code")

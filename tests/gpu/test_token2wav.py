@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def test_token2wav_replays_equal_transformers_for_every_speaker():
 
 def test_packed_token2wav_replays_one_graph_for_all_lengths_within_its_bound():
     dit, voices, requests = speech_parts()
-    velocity = PackedVelocity(dit, CudaPlatform())
+    velocity = PackedVelocity(copy.deepcopy(dit), CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
     execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     for batch in (requests, requests[1:]):
@@ -142,7 +143,7 @@ def test_spectrograms_of_different_lengths_are_vocoded_as_transformers_does(monk
 
 def test_packed_neighbours_of_nan_do_not_affect_others():
     dit, voices, requests = speech_parts()
-    velocity = PackedVelocity(dit, CudaPlatform())
+    velocity = PackedVelocity(copy.deepcopy(dit), CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
     expected = denoised(Denoising(velocity, conditioner, requests, bucket))
     denoising = Denoising(velocity, conditioner, requests, bucket)
@@ -176,7 +177,7 @@ def test_padded_tf32_at_real_size_stays_within_the_bound_that_the_profiles_state
 
 def test_chunks_that_carry_keys_and_values_on_join_to_the_whole():
     dit, voices, (whole, *_) = speech_parts()
-    velocity = PackedVelocity(dit, CudaPlatform())
+    velocity = PackedVelocity(copy.deepcopy(dit), CudaPlatform())
     conditioner = Conditioner(velocity.dit, voices)
     execution_mode = make_execution_mode(velocity, "cudagraph", stage="token2wav", device="cuda", clone_outputs=False)
     # It sees all codes, so that nothing is missing ahead.

@@ -147,7 +147,8 @@ class GraphManager:
 
     A graph's outputs are tensors that the next call overwrites, and schedulers keep what they receive, so a caller
     gets copies, which costs one write and one read of the outputs per call on the device. Without `clone_outputs` it
-    gets the graph's own tensors, and reads them before the next call.
+    gets the graph's own tensors, and reads them before the next call. A module may write into the graph's copies of its
+    arguments `overwritten`, and return them.
 
     Raises `StageError`, and never falls back to eager, if a forward cannot be captured, with torch's reason; and if
     `max_graphs` graphs in a row were captured and none replayed, naming the arguments that keep changing.
@@ -168,6 +169,7 @@ class GraphManager:
     ) -> None:
         self._module = module
         self._forward: Callable[..., object] = module.forward
+        self._overwritten: frozenset[str] = getattr(module, "overwritten", frozenset())
         self._parameters = tuple(inspect.signature(self._forward).parameters)
         self._backend = backend
         self._stage = stage
@@ -199,7 +201,7 @@ class GraphManager:
             else:
                 self._graphs.move_to_end(key)
                 self._captures_in_a_row = 0
-                self._backend.load(captured.inputs, tensors)
+            self._backend.load(captured.inputs, tensors)
             captured.graph.replay()
             self._counters.graph_replays += 1
             return map_tensors(self._backend.clone, captured.outputs) if self._clone_outputs else captured.outputs
@@ -260,7 +262,7 @@ class GraphManager:
         # Tensors created in inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             inputs = [self._static_input(position, tensor) for position, tensor in enumerate(tensors)]
-        self._backend.load(inputs, tensors)
+        self._backend.load(inputs, tensors)  # for the warm-ups, which may overwrite some
         return inputs
 
     def _static_input(self, position: int, given: torch.Tensor) -> torch.Tensor:
@@ -280,7 +282,7 @@ class GraphManager:
             raise UnsupportedError("draws random numbers")
         names = [name for name, leaf in self._leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
         for name, tensor, version in zip(names, inputs, versions, strict=True):
-            if tensor._version != version:
+            if tensor._version != version and name not in self._overwritten:
                 raise UnsupportedError(f"writes into its argument `{name}`")
 
     def _generator_states(self) -> list[torch.Tensor]:

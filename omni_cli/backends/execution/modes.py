@@ -124,6 +124,7 @@ class GraphMode(_ReplacedForward):
     def __init__(self, module: torch.nn.Module, backend: GraphBackend, **keys: Any) -> None:
         """`keys` are those of `GraphManager`."""
         super().__init__(module)
+        self.backend = backend
         self.graphs = GraphManager(module, backend, counters=self.counters, execution=self.execution, **keys)
         self._replace(module, self._call)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from omni_cli.backends.execution import ranges
 from omni_cli.backends.execution.stacks import stacks_in, write_stacks_on_signal
 from omni_cli.config.families import load
+from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.compat.own_tokenizers import tokenizer_effect
 from omni_cli.core.errors import OutputError, StageError
 from omni_cli.engine.mps import PIPES, mps_effect
@@ -61,6 +62,7 @@ from omni_cli.stage.recording import (
 
 # How often a stage reports that it is alive while its steps have no output, as in a long prefill.
 _BEAT_S = 1.0
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # A library may write a file while the folder is being removed.
 _REMOVALS = 3
 
@@ -303,9 +305,17 @@ def _set_environment(spec: StageSpec, scratch: Path) -> None:
     os.environ["VLLM_RPC_BASE_PATH"] = str(scratch)
     if spec.mps_folder is not None:
         os.environ[PIPES] = spec.mps_folder
+    # Memory that grows, instead of blocks of each request's sizes, of which token2wav keeps a quarter more. vLLM's
+    # sleep and ranks that map each other's memory cannot have it, and an offload would map it again each time.
+    stage = spec.stage
+    is_still = isinstance(stage, DiffusionStageConfig) and stage.offload == "none" and not stage.enable_sleep_mode
+    # Of a device that is not the current one, torch's `empty_cache` would take what still runs.
+    is_alone = stage.num_ranks == 1 and (stage.backend == "vllm" or stage.devices is None)
+    if is_still and is_alone and not {_ALLOCATOR, "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+        os.environ[_ALLOCATOR] = "expandable_segments:True"  # read at the first use of a device
     # A diffusers pipeline on one device is placed by its name, whose number counts all visible devices.
-    if spec.stage.devices is not None and (spec.stage.backend == "vllm" or spec.stage.num_ranks > 1):
-        os.environ["CUDA_VISIBLE_DEVICES"] = spec.stage.devices
+    if stage.devices is not None and (stage.backend == "vllm" or stage.num_ranks > 1):
+        os.environ["CUDA_VISIBLE_DEVICES"] = stage.devices
 
 
 def _redirect_output(log: StageLog) -> None:

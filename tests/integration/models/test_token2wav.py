@@ -241,6 +241,29 @@ def test_chunks_share_the_graph_of_whole_requests_if_those_carry_nothing():
     assert (execution_mode.counters.graphs_captured, execution_mode.counters.graph_replays) == (1, 16)
 
 
+@pytest.mark.parametrize("has_graphs", [True, False])
+@torch.inference_mode()
+def test_a_stream_that_leaves_changes_what_others_carry_on_by_rounding(has_graphs):
+    velocity, conditioner = packed_velocity()
+    if has_graphs:
+        packed_graphs(velocity)
+    whole = request_for("Ethan", 36, 0.5)
+    streams = [
+        dataclasses.replace(whole, request_id=name, seed=seed, end=12, stream=name, continues_at=12)
+        for seed, name in enumerate(("gone", "stays"))
+    ]
+    alone = Denoising(velocity, conditioner, streams[1:], bucket)
+    denoised(alone)
+    denoising = Denoising(velocity, conditioner, streams, bucket)
+    denoising.step()
+    denoising.drop({"gone"})
+    denoising.step()
+    (made,), (expected,) = (each.chunk_states(24).values() for each in (denoising, alone))
+    assert expected.keys_values.abs().amax(dim=(1, 2, 3, 4, 5, 6)).min() > 0.1, "all evaluations leave something"
+    torch.testing.assert_close(made.keys_values, expected.keys_values, rtol=0, atol=MEL_BOUND)
+    torch.testing.assert_close(made.mel, expected.mel, rtol=0, atol=MEL_BOUND)
+
+
 @pytest.mark.parametrize("smallest", [4, 8])
 def test_buckets_grow_by_the_smallest_or_less_than_a_quarter(smallest):
     for used in range(1, 5000):
@@ -348,6 +371,77 @@ def test_layers_that_joined_ones_were_made_of_are_freed() -> None:
     gc.collect()
     assert [weight() for weight in unjoined] == [None] * 3
     assert model.token2wav.device.type == "cpu"
+
+
+def test_graphs_of_denoiser_and_vocoder_share_one_pool(monkeypatch) -> None:
+    backend = FakeBackend()
+
+    def captured(module: torch.nn.Module, mode: str, **keys: Any) -> GraphMode:
+        keys["device"] = torch.device(keys["device"])
+        return GraphMode(module, backend, **keys)
+
+    def fused(self: CpuPlatform, vocoder: torch.nn.Module) -> PackedVocoder:
+        return PackedVocoder(vocoder, lambda module: pointwise, plain_mean, compile_ahead=list)
+
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.token2wav.synthesizer.make_execution_mode", captured)
+    monkeypatch.setattr(CpuPlatform, "make_vocoder", fused)
+    scheduler = speech_scheduler("padded", execution="cudagraph")
+    scheduler.add(request_for("Chelsie", 12, 0.5))
+    with torch.inference_mode():
+        (samples,) = spoken(scheduler, 1).values()
+    assert samples.std() > 0
+    assert len(backend.graphs) == 2, "the denoiser's and the vocoder's"
+
+
+def test_a_layer_is_freed_before_the_next_one_is_joined() -> None:
+    dit = token2wav().code2wav_dit_model
+    layers = [weakref.ref(layer.attn.to_q.weight) for layer in dit.transformer_blocks]
+    num_alive: list[int] = []
+
+    class Watching(Platform):
+        def make_linear(self, linear: torch.nn.Linear, gelu: torch.nn.GELU | None = None) -> torch.nn.Module:
+            num_alive.append(sum(layer() is not None for layer in layers))
+            return super().make_linear(linear, gelu)
+
+    PackedVelocity(dit, Watching())
+    # Four products in each layer, and one before and one after all.
+    assert num_alive[: 4 * len(layers)] == [left for left in range(len(layers), 0, -1) for _ in range(4)]
+
+
+@torch.inference_mode()
+def test_requests_that_are_denoised_hold_nothing_that_only_evaluations_need() -> None:
+    velocity, conditioner = packed_velocity()
+    denoising = Denoising(velocity, conditioner, mixed(0.5), carries=True)
+    denoising.step()
+    held = [weakref.ref(tensor) for tensor in (denoising._carried, *denoising._inputs)]
+    denoising.step()
+    assert [tensor() for tensor in held] == [None] * 5
+    denoising.drop({"1"})
+    assert list(denoising.mels()) == ["0", "2", "3"]
+
+
+@torch.inference_mode()
+def test_the_parts_of_a_stage_of_the_vocoder_are_freed_before_the_next_are_made() -> None:
+    parts: list[weakref.ref[torch.Tensor]] = []
+    num_alive: list[int] = []
+
+    def watched(module: torch.nn.Module) -> Any:
+        activation = PlainActivation(module)
+
+        def run(*args: Any, **keys: Any) -> torch.Tensor:
+            num_alive.append(sum(part() is not None for part in parts))
+            return activation(*args, **keys)
+
+        return run
+
+    def mean(given: list[torch.Tensor], *args: Any, **keys: Any) -> torch.Tensor:
+        parts[:] = map(weakref.ref, given)
+        return plain_mean(given, *args, **keys)
+
+    vocoder = PackedVocoder(loud_vocoder(), watched, mean, compile_ahead=list)
+    dict(vocoder.waveforms([VocoderInput("0", torch.randn(1, 20, 80), 0, 4800)]))
+    assert len(parts) > 1 and len(num_alive) > 2
+    assert set(num_alive) == {0}
 
 
 # --- Requests that join and leave ---

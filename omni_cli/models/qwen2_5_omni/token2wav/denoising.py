@@ -65,10 +65,10 @@ class Denoising:
         self._velocity, self._conditioner, self._num_blocks_for = velocity, conditioner, num_blocks_for
         self._carries = carries or any(request.stream is not None for request in requests)
         self._num_done = 0
-        # For each evaluation, the requests whose stream continues, and the keys and values of their last blocks.
-        self._kept: list[tuple[list[str], torch.Tensor]] = []
         self._sampling = requests[0].sampling
         self._evaluations = velocity.evaluations(self._sampling, num_rows=self._sampling.num_rows)
+        # The `ChunkState.keys_values` of requests whose stream continues, by id.
+        self._kept: dict[str, torch.Tensor] = {}
         noise = torch.cat([request.noise(dit.repeats, dit.mel_dim)[0] for request in requests])
         self._set_requests(list(requests), noise.to(dit.device))
 
@@ -101,9 +101,7 @@ class Denoising:
         sequences = list(zip(self._requests * self._sampling.num_rows, blocks, strict=True))
         continued = [block for request, block in sequences if request.previous is not None]
         self._continued = torch.tensor(continued, dtype=torch.long, device=device)
-        earlier = [request.previous.keys_values for request in self._requests if request.previous is not None]
-        # (evaluations, layers, rows of all requests in the order of the layout, ...)
-        self._earlier = torch.stack(earlier, dim=3).flatten(2, 3) if earlier else None
+        self._earlier = [request.previous.keys_values for request in self._requests if request.previous is not None]
         assert isinstance(self._velocity, PackedVelocity)
         num_layers, *shape = self._velocity.carried_shape
         self._carried = torch.zeros(
@@ -115,8 +113,12 @@ class Denoising:
             for request, block in sequences
             if request.continues_at is not None
         ]
-        self._last_blocks = torch.tensor(last_blocks, dtype=torch.long, device=device)
-        self._continuing_ids = [request.request_id for request in self._requests if request.continues_at is not None]
+        num_rows, num_evaluations = self._sampling.num_rows, len(self._evaluations.modulations)
+        names = [request.request_id for request in self._requests if request.continues_at is not None]
+        blocks_of_rows = torch.tensor(last_blocks, dtype=torch.long, device=device).view(num_rows, -1)
+        self._last_blocks = dict(zip(names, blocks_of_rows.T.contiguous(), strict=True))
+        sizes = (num_evaluations, num_layers, num_rows, *shape)
+        self._kept = self._kept or {name: self._carried.new_empty(sizes) for name in names}
         return continued
 
     def step(self) -> None:
@@ -129,25 +131,29 @@ class Denoising:
                 self._sampling.guidance_scale,
             )  # fmt: skip
         self._num_done += 1
+        if self._num_done == self._sampling.num_steps - 1:  # frees what only evaluations need, for the vocoder
+            self._inputs, self._carried, self._earlier = (), torch.empty(0), []
 
     def _evaluate(self, number: int) -> torch.Tensor:
         inputs = (self._packed, self._evaluations.modulations[number], *self._inputs)
         if not self._carries:
             return self._velocity(*inputs)
-        if self._earlier is not None:
-            self._carried.index_copy_(1, self._continued, self._earlier[number])
-        predicted, *keys_values = self._velocity(*inputs, self._carried)
-        if self._continuing_ids:
-            kept = self._carried.new_empty(len(keys_values), len(self._last_blocks), *self._carried.shape[2:])
-            for layer, rows in zip(keys_values, kept, strict=True):
-                torch.index_select(layer, 0, self._last_blocks, out=rows)
-            self._kept.append((self._continuing_ids, kept))
+        if self._earlier:
+            # Rows of all requests in the order of the layout.
+            earlier = torch.stack([states[number] for states in self._earlier], dim=2)
+            self._carried.index_copy_(1, self._continued, earlier.flatten(1, 2))
+        predicted, keys_values = self._velocity(*inputs, self._carried)
+        for name, blocks in self._last_blocks.items():
+            torch.index_select(keys_values, 1, blocks, out=self._kept[name][number])
+        if keys_values is self._carried:  # a graph has a copy of its own
+            self._carried.zero_()
         return predicted
 
     def drop(self, request_ids: set[str]) -> None:
         """Stop denoising these requests."""
         parts = zip(self._requests, self._frames.split(self._lengths), strict=True)
         remaining = [(request, frames) for request, frames in parts if request.request_id not in request_ids]
+        self._kept = {name: states for name, states in self._kept.items() if name not in request_ids}
         if remaining:
             requests, frames = zip(*remaining, strict=True)
             self._set_requests(list(requests), torch.cat(frames))
@@ -157,10 +163,9 @@ class Denoising:
         states, mels, repeats = {}, self.mels(), self._velocity.dit.repeats
         for request in self._requests:
             if request.stream is not None and request.continues_at is not None:
-                parts = [kept[:, names.index(request.request_id) :: len(names)] for names, kept in self._kept]
                 heard_to, end = ((code - request.codes_start) * repeats for code in (request.end, request.continues_at))
                 mel = mels[request.request_id][:, max(0, heard_to - num_frames) : end]
-                states[request.stream] = ChunkState(request.continues_at, torch.stack(parts), mel)
+                states[request.stream] = ChunkState(request.continues_at, self._kept[request.request_id], mel)
         return states
 
     def mels(self) -> dict[str, torch.Tensor]:

@@ -28,8 +28,8 @@ TYPICAL_BLOCKS = 34
 class Synthesizer:
     """Denoises requests and makes their waveforms; `execution_mode` counts the DiT's calls by mode.
 
-    `batching: exact` and `padded` differ here only: in the layers of the DiT, in `platform`, and in the requests of a
-    batch, which is a single one with `exact`.
+    `batching: exact` and `padded` differ here only: in the layers of the DiT, which `token2wav` gives up for `padded`,
+    in `platform`, and in the requests of a batch, which is a single one with `exact`.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Synthesizer:
             clone_outputs=False,
         )
         self._has_graphs = isinstance(self.execution_mode, GraphMode)
-        if self._has_graphs:
-            prepare = functools.partial(make_execution_mode, mode="cudagraph", stage=stage.name, device=self.device)
-            self.vocoder.use_graphs(prepare)
+        if isinstance(self.execution_mode, GraphMode):
+            # Neither runs beside the other, so that their graphs can use the same memory.
+            keys = {"backend": self.execution_mode.backend, "stage": stage.name, "device": dit.device}
+            self.vocoder.use_graphs(functools.partial(GraphMode, **keys))
 
     def _make_platform(self, device: torch.device) -> Platform:
         if device.type == "cpu":

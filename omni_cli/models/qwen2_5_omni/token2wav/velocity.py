@@ -105,7 +105,7 @@ class Evaluations:
 class Velocity(nn.Module):
     """The DiT from its input projection on, in transformers' own layers, for one request and bit for bit.
 
-    It shares the weights of `dit`, which is not changed.
+    It shares the weights of `dit`, which is changed by a `PackedVelocity` only.
     """
 
     # Each sequence of a call begins at a multiple of this many frames.
@@ -231,16 +231,18 @@ class BlockAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor],
         block_diff: torch.Tensor,
         carried: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return (1, num_frames, hidden_size) from `hidden` of that shape, and keys and values if `carried` are given.
+    ) -> torch.Tensor:
+        """Return (1, num_frames, hidden_size) from `hidden` of that shape; `carried` receives keys and values.
 
         The tables `rotary` are (num_blocks, block_size, 1, head_dim); `block_diff` is that of the layout. `carried`
-        keys and values, and those of all blocks that are returned, are (num_blocks, block_size, 2, heads, head_dim).
+        keys and values, and those of all blocks that replace them, are (num_blocks, block_size, 2, heads, head_dim).
         """
         qkv = self.to_qkv(hidden).view(-1, self.size, 3, self.heads, self.head_dim)
         attended = self._platform.attend(qkv, *rotary, block_diff, carried, back=self.back, ahead=self.ahead)
+        if carried is not None:
+            carried.copy_(qkv[:, :, 1:])
         out: torch.Tensor = self.to_out(attended.reshape(hidden.shape[0], hidden.shape[1], -1))
-        return out, None if carried is None else qkv[:, :, 1:]
+        return out
 
 
 class PackedLayer(nn.Module):
@@ -262,29 +264,33 @@ class PackedLayer(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor],
         block_diff: torch.Tensor,
         carried: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the new `hidden`, and the norm of it for what follows, both (1, num_frames, hidden_size).
 
         `hidden` and its norm `normed` have that shape as well. `modulation` is (hidden_size,) each: the gate of the
-        attention, shift, scale and gate of the feed-forward part, and shift and scale of what follows. With `carried`
-        keys and values, which only a layer that looks back is given, its own come third; see `BlockAttention`.
+        attention, shift, scale and gate of the feed-forward part, and shift and scale of what follows. Its own keys and
+        values replace `carried` ones, which only a layer that looks back is given; see `BlockAttention`.
         """
         gate, ff_shift, ff_scale, ff_gate, shift, scale = modulation
         add_and_norm = self._platform.add_and_norm
-        attended, keys_values = self.attn(normed, rotary, block_diff, carried)
+        attended = self.attn(normed, rotary, block_diff, carried)
         hidden, normed = add_and_norm(hidden, attended, gate, ff_scale, ff_shift, self.eps)
-        return *add_and_norm(hidden, self.ff(normed), ff_gate, scale, shift, self.eps), keys_values
+        return add_and_norm(hidden, self.ff(normed), ff_gate, scale, shift, self.eps)
 
 
 class PackedVelocity(Velocity):
     """The DiT for packed sequences, with conditions that are projected once per request."""
 
+    overwritten = frozenset({"carried"})
+
     def __init__(self, dit: nn.Module, platform: Platform) -> None:
+        """Take over the layers of `dit` one by one, so that there is room for the weights of the next one."""
         super().__init__(dit)
         self.platform = platform
         self.block_size = self.dit.block_size
-        layers = [PackedLayer(layer, self.block_size, platform) for layer in self.dit.transformer_blocks]
-        self.dit.transformer_blocks = nn.ModuleList(layers)
+        for index, layer in enumerate(self.dit.transformer_blocks):
+            self.dit.transformer_blocks[index] = PackedLayer(layer, self.block_size, platform)
+            dit.transformer_blocks[index] = nn.Identity()
         self.dit.proj_out = platform.make_linear(self.dit.proj_out)
         entry, mel_dim = self.dit.input_embed.proj, self.dit.mel_dim
         frame_weights, condition_weights = entry.weight.split((mel_dim, entry.in_features - mel_dim), dim=1)
@@ -345,7 +351,7 @@ class PackedVelocity(Velocity):
         """Return velocities as `Velocity` does.
 
         With `carried` keys and values (layers that look back, num_blocks, block_size, 2, heads, head_dim), which a
-        continued block sees before it, also the keys and values of all blocks, layer by layer.
+        continued block sees before it, also these, replaced by the keys and values of all blocks.
         """
         layers = self.dit.transformer_blocks
         # Before each layer a shift and a scale, after the last one in the other order.
@@ -354,14 +360,12 @@ class PackedVelocity(Velocity):
         hidden = conditions + self.frames_proj(frames)
         normed = functional.layer_norm(hidden, hidden.shape[-1:], scale, shift, self.dit.norm_out.norm.eps)
         remaining = None if carried is None else iter(carried)
-        kept = []
         for index, layer in enumerate(layers):
             own = parts[6 * index : 6 * index + 6]
             before = next(remaining) if remaining is not None and layer.attn.back else None
-            hidden, normed, keys_values = layer(hidden, normed, own, (cos, sin), block_diff, before)
-            kept += [] if keys_values is None else [keys_values]
+            hidden, normed = layer(hidden, normed, own, (cos, sin), block_diff, before)
         velocities: torch.Tensor = self.dit.proj_out(normed)
-        return velocities if carried is None else (velocities, *kept)
+        return velocities if carried is None else (velocities, carried)
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

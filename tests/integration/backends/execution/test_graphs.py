@@ -242,6 +242,16 @@ def test_an_argument_that_the_forward_writes_into_is_named():
         graphs(torch.ones(2))
 
 
+@torch.inference_mode()
+def test_an_argument_that_a_module_may_overwrite_has_the_calls_values_each_time():
+    module = Part(add_in_place)
+    module.overwritten = frozenset({"x"})
+    graphs, _ = manager(module)
+    given = torch.ones(2)
+    assert [graphs(given).tolist() for _ in range(3)] == [[2, 2]] * 3
+    assert given.tolist() == [1, 1]
+
+
 def test_an_output_with_hidden_tensors_is_rejected():
     graphs, _ = manager(Part(lambda x: {"sample": {x}}))
     with pytest.raises(StageError, match="cannot capture Part: returns a set, whose tensors"):

@@ -91,7 +91,7 @@ class PackedVocoder(Vocoder):
         self.gap = self._packed.gap
 
     def use_graphs(self, prepare: Callable[..., ExecutionMode]) -> None:
-        """Replay a graph per number of frames; `prepare` is `make_execution_mode` without a module and `max_graphs`."""
+        """Replay a graph per number of frames; `prepare` is `GraphMode` without a module and `max_graphs`."""
         multiple = self._packed.multiple
         self._graph_sizes = [multiple * size for size in buckets(LARGEST_GRAPH // multiple, VOCODER)]
         self._graphs = prepare(self._packed, max_graphs=len(self._graph_sizes))
@@ -242,6 +242,7 @@ class PackedBigVGAN(nn.Module):
                 for part in self._residual(block, block_biases, hidden, bounds, rate)
             ]
             hidden = self._mean(parts, bias, bounds, rate, share=1 / len(blocks))
+            del parts  # before those of the next stage are made
         post = self._activations[vocoder.activation_post]
         hidden = post(hidden, bounds, self._rates[-1], bias=torch.zeros_like(bias))
         return self._convolutions[vocoder.conv_post](hidden).float().clamp_(-1.0, 1.0).reshape(-1)
@@ -256,6 +257,7 @@ class PackedBigVGAN(nn.Module):
             hidden = hidden if branch is None else hidden + branch
             (phases,) = first.dilation
             # One name, so that no tensor lives longer than the next operation needs it.
+            rows = branch = None
             rows = next(activations)(hidden, bounds, rate, bias=bias, phases_out=phases)
             rows = self._convolutions[first](rows)
             rows = next(activations)(rows, bounds, rate, bias=first.bias, phases_in=phases)
