@@ -24,10 +24,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# In the background of a script (`make test &`) Ctrl-C is ignored, which processes inherit, also those that tests
-# send it to. A handler is not inherited: they begin with the default one, and the test runner goes on.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, lambda *_: None)
+# In the background of a script (`make test &`) Ctrl-C is ignored, and below `nohup` a hang-up, which processes inherit,
+# also those that tests send it to. A handler is not inherited: they begin with the default one, and the test runner goes on.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # No test asserts a time: on a busy machine an example may take any.
 settings.register_profile("omni", deadline=None)
