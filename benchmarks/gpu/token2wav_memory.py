@@ -108,7 +108,7 @@ def main() -> None:
     vector = torch.randn(1, config.enc_emb_dim, generator=draw).to(device)
     mel = torch.randn(1, 300, config.mel_dim, generator=draw).to(device)
     side = Side(model, {"cond": vector, "ref_mel": mel}, on_device)
-    report.say("joined weights beside those that they are made of")
+    report.say("joined weights")
     model.code2wav_dit_model = side.synthesizer.velocity.dit
     report.say("joined weights alone")
     side.use()

@@ -40,10 +40,10 @@ def note_on_voice(voice: str | None, speaker: str) -> tuple[str, ...]:
 _DEFAULT = "ethan"
 
 
-def pick_speaker(speakers: Sequence[str], name: str | None) -> str:
-    """Return one of `speakers`, which may be in lower case. Raises `InputError` with the list."""
+def pick_speaker(speakers: Sequence[str], name: str | None, *, default: str | None = _DEFAULT) -> str:
+    """Return one of `speakers`, without a name `default` or else the first. Raises `InputError` with the list."""
     if name is None:
-        return _DEFAULT if _DEFAULT in speakers else speakers[0]
+        return default if default and default in speakers else speakers[0]
     speaker = name if name in speakers else speaker_for(name.lower(), speakers)
     if speaker not in speakers:
         raise InputError(f"unknown speaker `{name}`", hint=f"this model has {', '.join(speakers)}")

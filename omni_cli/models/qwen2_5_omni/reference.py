@@ -110,7 +110,7 @@ class Qwen2_5OmniReference:
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
                 **_denoising(token2wav),
-                speaker=pick_speaker(list(model.speaker_map), request.speech.speaker),
+                speaker=pick_speaker(list(model.speaker_map), request.speech.speaker, default=None),
                 thinker_do_sample=False,
                 talker_do_sample=False,
                 talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],

@@ -146,7 +146,7 @@ class TalkerStage(InputEmbedsStage):
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
         self._num_early += request.stage.more_follows
-        name = pick_speaker(self.voices, request.speech.speaker)
+        name = pick_speaker(self.voices, request.speech.speaker, default=None)
         active.context["notes"] = note_on_voice(request.speech.speaker, name)
         speaker = self.speakers[name]
         prompt = thinker_to_talker(

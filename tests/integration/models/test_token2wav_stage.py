@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,17 +14,30 @@ from omni_cli.core.compat.libraries import prepare_libraries
 
 prepare_libraries()
 
+from omni_cli.backends.vllm.stage import ActiveRequest  # noqa: E402
 from omni_cli.checkpoints.resolve import resolve_model  # noqa: E402
 from omni_cli.config.schema import Execution  # noqa: E402
 from omni_cli.core.errors import StageError  # noqa: E402
 from omni_cli.engine.process.stage_process import load_stage  # noqa: E402
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig  # noqa: E402
-from omni_cli.models.qwen2_5_omni.token2wav.stage import SpeechPriority, chunk_sizes, get_chunk_order  # noqa: E402
+from omni_cli.models.qwen2_5_omni.stages import TalkerStage  # noqa: E402
+from omni_cli.models.qwen2_5_omni.token2wav.stage import (  # noqa: E402
+    SpeechPriority,
+    Token2WavStage,
+    chunk_sizes,
+    get_chunk_order,
+)
+from omni_cli.models.qwen_omni.media import ThinkerOutput  # noqa: E402
 from omni_cli.requests.contents import SpeechOptions, StageIO  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
 from omni_cli.stage.messages import Progress, RequestDone, WaveformChunk  # noqa: E402
-from omni_cli.stage.payloads import encode_additional_information  # noqa: E402
+from omni_cli.stage.payloads import (  # noqa: E402
+    DEFAULT_LIMITS,
+    decode_additional_information,
+    encode_additional_information,
+)
 from omni_cli.stage.protocol import StageSpec  # noqa: E402
+from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION  # noqa: E402
 
 
 def spec(execution: Execution = "eager", **keys) -> StageSpec:
@@ -55,6 +71,26 @@ def waveforms(emitted: list, *request_ids: str) -> dict[str, np.ndarray]:
     done = [report for report in emitted if isinstance(report, RequestDone) and report.request_id in request_ids]
     assert len(done) == len(request_ids)
     return {report.request_id: report.audio.samples for report in done}
+
+
+def test_without_a_voice_talker_and_token2wav_take_the_first_speaker_by_any_name(monkeypatch):
+    own: Any = SimpleNamespace(
+        speakers=["chelsie", "ethan"], payload_limits=DEFAULT_LIMITS, _codes=lambda _: [0], _setting=lambda *_: 4
+    )
+    _, params = Token2WavStage.render(own, ActiveRequest(GenerateRequest("0"), 0.0))
+    information = decode_additional_information(params.extra_kwargs[ADDITIONAL_INFORMATION])
+    assert information["speaker"] == ["chelsie"]
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("omni_cli.models.qwen2_5_omni.stages.thinker_to_talker", lambda _, **keys: given.update(keys))
+    output = ThinkerOutput([0], [0], torch.zeros(1, 1))
+    own = SimpleNamespace(
+        speakers={"chelsie": {"bos_token": 1}, "ethan": {"bos_token": 2}}, voices=("chelsie", "ethan"), _num_early=0,
+        config=SimpleNamespace(tts_codec_end_token_id=3, tts_codec_pad_token_id=4), _embed=None, _talker_prompt="",
+        decode_input=lambda _: output.information(),
+    )  # fmt: skip
+    TalkerStage.begin(own, ActiveRequest(GenerateRequest("0"), 0.0))
+    assert given["text_bos_token_id"] == 1
 
 
 @pytest.mark.nightly

@@ -32,6 +32,10 @@ def test_speakers_of_qwen3_omni() -> None:
         pick_speaker(SPEAKERS, "Bob")
 
 
+def test_a_family_may_have_no_speaker_to_prefer() -> None:
+    assert pick_speaker(SPEAKERS, None, default=None) == "chelsie"
+
+
 def test_speakers_of_csm() -> None:
     assert csm.pick_speaker(None) == "0" and csm.pick_speaker("17") == "17"
     assert csm.pick_speaker("alloy") in ("0", "1")

@@ -182,7 +182,7 @@ class Token2WavStage(VllmStage):
             raise InputError(f"num_inference_steps is {num_steps}; token2wav needs at least 2")
         active.context["num_inference_steps"] = num_steps
         settings = {
-            "speaker": [pick_speaker(self.speakers, request.speech.speaker)],
+            "speaker": [pick_speaker(self.speakers, request.speech.speaker, default=None)],
             "seed": [request.seed],
             "num_inference_steps": [num_steps],
             "guidance_scale": [float(self._setting(request, "guidance_scale", 0.5))],
