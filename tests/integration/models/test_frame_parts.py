@@ -46,6 +46,11 @@ def test_a_part_is_sent_with_the_frame_that_fills_a_chunk_and_the_last_token_is_
     assert sent_parts(codec, 1) == [(1, 0)]
     four = CodecConfig.create("codec", stream_first_chunk_frames=4)
     assert sent_parts(four, 10) == sent_parts(None, 10) == [(4, 4), (8, 4), (10, 1)]
+    # Of 6 and 12 frames, and of 3, 6 and 12.
+    six = CodecConfig.create("codec", stream_first_chunk_frames=6)
+    assert sent_parts(six, 25) == [(4, 4), (6, 2), (10, 4), (14, 4), (18, 4), (22, 4), (25, 2)]
+    three = CodecConfig.create("codec", stream_first_chunk_frames=3)
+    assert sent_parts(three, 16) == [(3, 3), (7, 4), (9, 2), (13, 4), (16, 2)]
 
 
 def test_first_chunks_are_decoded_before_the_others_which_wait_once() -> None:
