@@ -28,7 +28,7 @@ from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL, DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.requests.contents import SpeechOptions, StageIO
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, audio_seconds
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_integers, get_tensor
 from omni_cli.stage.protocol import StageSpec
@@ -320,8 +320,9 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
-            stream.heard_until_s = (stream.heard_until_s or time.perf_counter()) + len(samples) / self.model.sample_rate
             audio = AudioOutput(samples.numpy(), self.model.sample_rate)
+            # After a gap, playback goes on when its sound is there.
+            stream.heard_until_s = max(stream.heard_until_s, time.perf_counter()) + audio_seconds([audio])
             reports.append(WaveformChunk(stream.request.request_id, audio))
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:

@@ -95,3 +95,17 @@ def test_a_stream_is_urgent_before_its_first_chunk_and_when_its_sound_soon_ends(
     _, params = stage.render(SimpleNamespace(context={"stream": stream, "codes": codes}))
     information = decode_additional_information(params.extra_kwargs[ADDITIONAL_INFORMATION], PayloadLimits())
     assert (information["is_urgent"], information["is_last"]) == ([urgent], [1])
+
+
+@pytest.mark.parametrize("late_s", [0.0, 5.0])
+def test_a_stream_whose_sound_came_late_is_heard_from_then_on(late_s: float) -> None:
+    stage: Any = CodecStage.__new__(CodecStage)
+    stage.stage, stage._whole_piece = CodecConfig.create("codec"), 256
+    stage.model = SimpleNamespace(latest_s=0.0, sample_rate=24_000)
+    stream = CodeStream(GenerateRequest("one", speech=SpeechOptions(stream_audio=True)), 0.0, torch.zeros((2, 0)))
+    began_s = time.perf_counter()
+    stream.heard_until_s = began_s - late_s
+    active = SimpleNamespace(context={"stream": stream, "codes": torch.zeros((2, 4))})
+    (chunk,) = stage.output(active, SimpleNamespace(outputs=SimpleNamespace(data=torch.zeros(48_000))))
+    assert len(chunk.audio.samples) == 48_000
+    assert 2.0 <= stream.heard_until_s - began_s <= 2.0 + time.perf_counter() - began_s
