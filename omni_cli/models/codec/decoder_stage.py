@@ -28,7 +28,7 @@ from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL, DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.requests.contents import SpeechOptions, StageIO
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, audio_seconds
 from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
 from omni_cli.stage.payloads import encode_additional_information, get_integers, get_tensor
 from omni_cli.stage.protocol import StageSpec
@@ -44,8 +44,6 @@ class CodecForDiffusion(DiffusionModel):
     """
 
     weights_prefix: ClassVar[str]
-    # True if the last frames of a piece wait for the next one, unless it is the stream's last.
-    looks_ahead: ClassVar[bool] = False
     sample_rate: int
     codebook_size: int
     num_codebooks: int
@@ -56,6 +54,8 @@ class CodecForDiffusion(DiffusionModel):
         self.allow_patterns_overrides = shards_with_prefix(self._model, self.weights_prefix)
         self.codec = self.make_codec(vllm_config.model_config.hf_config)
         self._decoder = self.make_decoder(self.codec)
+        # So many last frames of a piece wait for the next one, unless it is the stream's last.
+        self.reach: int = getattr(self._decoder, "reach", 0)
         self.counters: ExecutionCounters = self._decoder.counters
         self._states: dict[str, DecoderState] = {}
         self._postponed: set[str] = set()
@@ -183,7 +183,7 @@ class CodecStage(VllmStage):
             raise self._refuse("this machine has no CUDA device for")
         super().__init__(spec, emit)
         (self.model,) = self.engine.collective_rpc("get_model")
-        if spec.stage.execution == "cudagraph" and self.model.looks_ahead:
+        if spec.stage.execution == "cudagraph" and self.model.reach:
             raise self._refuse("this codec has no")
         self._streams: dict[str, CodeStream] = {}
         self._whole_piece: int = min(WHOLE_PIECE_FRAMES, self.engine.vllm_config.model_config.max_model_len)
@@ -236,7 +236,7 @@ class CodecStage(VllmStage):
         if request.diffusion:
             raise InputError(f"`{next(iter(request.diffusion))}` has no effect: a codec decoder denoises nothing")
         no_codes = torch.empty((self.model.num_codebooks, 0), dtype=torch.long)
-        stream = CodeStream(request, time.perf_counter(), no_codes, num_held=int(self.model.looks_ahead))
+        stream = CodeStream(request, time.perf_counter(), no_codes, num_held=min(1, self.model.reach))
         self._streams[request.request_id] = stream
         self._feed(stream, request.stage.input, is_last=not request.stage.more_follows)
 
@@ -286,8 +286,8 @@ class CodecStage(VllmStage):
     def _piece_size(self, stream: CodeStream) -> int:
         if not stream.request.speech.stream_audio:
             return self._whole_piece
-        unheard = max(0, stream.num_before - stream.num_decoded)
-        return min(unheard + self.stage.chunk_sizes[: stream.num_chunks + 1][-1], self._whole_piece)
+        silent: int = max(0, stream.num_before + self.model.reach - stream.num_decoded)
+        return min(silent + self.stage.chunk_sizes[: stream.num_chunks + 1][-1], self._whole_piece)
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], PoolingParams]:
         codes, stream = active.context["codes"], active.context["stream"]
@@ -320,8 +320,9 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
-            stream.heard_until_s = (stream.heard_until_s or time.perf_counter()) + len(samples) / self.model.sample_rate
             audio = AudioOutput(samples.numpy(), self.model.sample_rate)
+            # After a gap, playback goes on when its sound is there.
+            stream.heard_until_s = max(stream.heard_until_s, time.perf_counter()) + audio_seconds([audio])
             reports.append(WaveformChunk(stream.request.request_id, audio))
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 from vllm.outputs import RequestOutput
 
@@ -16,7 +18,7 @@ from omni_cli.stage.payloads import encode_additional_information
 CODES = "codes"
 # A list of one number: of the first frames of `codes` that come before the answer and are not heard.
 NUM_BEFORE = "num_before"
-# Frames are sent to the codec in parts, each of which costs a message: no larger than its chunks, nor than this.
+# Frames are sent to the codec in parts, each of which costs a message: to the end of a chunk, or so many.
 FRAMES_PER_PART = 4
 # In the order in which the worker sends them after the codes.
 _STEP_TIMES = ("code_predictor_s", "backbone_s")
@@ -69,19 +71,16 @@ class FrameStage(StepStage):
             active.context.setdefault("codes", []).extend(rows.unbind())
             if self.is_end(active):
                 active.context["ended"] = True
-                self._finish(active, output)
+                if not output.finished:
+                    output.finished, output.outputs[0].finish_reason = True, "stop"
+                    self.engine.abort_request([active.request.request_id])
+                    self.processor.forget(active.request.request_id)
         active.context["finished"] = output.finished
         return super().output(active, output)
 
     def is_end(self, active: ActiveRequest) -> bool:
         """True if the latest of `codes` in the context end the speech; vLLM checks the first code only."""
         return False
-
-    def _finish(self, active: ActiveRequest, output: RequestOutput) -> None:
-        if not output.finished:
-            output.finished, output.outputs[0].finish_reason = True, "stop"
-            self.engine.abort_request([active.request.request_id])
-            self.processor.forget(active.request.request_id)
 
     def frames(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
         """Return frames [begin, end) of a request, (num_frames, num_codebooks) int64."""
@@ -110,10 +109,11 @@ class FrameStage(StepStage):
         return encode_additional_information(self.payload(active, 0, self.num_spoken(active)))
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        begin, end = active.context.get("num_sent", 0), self.num_spoken(active)
-        codec, number = self.spec.next_stage, active.context.get("num_parts", 0)
-        size = codec.chunk_sizes[: number + 1][-1] if isinstance(codec, CodecConfig) else FRAMES_PER_PART
-        if end - begin < min(size, FRAMES_PER_PART) and not output.finished:
+        begin, end, codec = active.context.get("num_sent", 0), self.num_spoken(active), self.spec.next_stage
+        *growing, most = codec.chunk_sizes if isinstance(codec, CodecConfig) else (FRAMES_PER_PART,)
+        rest = most - (begin - sum(growing)) % most
+        chunk_end = next((filled for filled in accumulate(growing) if filled > begin), begin + rest)
+        if end < min(chunk_end, begin + FRAMES_PER_PART) and not output.finished:
             return None
-        active.context.update(num_sent=end, num_parts=number + 1)
+        active.context["num_sent"] = end
         return encode_additional_information(self.payload(active, begin, end))

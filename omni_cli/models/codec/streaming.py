@@ -202,7 +202,7 @@ class StreamingCodecDecoder:
         """Replay the calls for a stream's pieces, of these numbers of frames in turn, and for any piece of `whole`.
 
         A request's last piece is padded to the next of them. `example` (max_batch, num_codebooks, 1) are any codes. The
-        graphs of a stream are captured now for all numbers of requests, those of `whole` on first use.
+        graphs of a stream are captured now for all numbers of requests in a call, those of `whole` on first use.
         """
         self._lengths = {True: sorted({sizes[0], whole}), False: sorted({*sizes[1:], whole})}
         self._sizes = batch_sizes(len(example))
@@ -214,7 +214,7 @@ class StreamingCodecDecoder:
             states = [DecoderState() for _ in range(size)]
             for length in sizes:
                 pieces = [Piece(row.expand(-1, length), state) for row, state in zip(example, states, strict=False)]
-                self._decode_equal(pieces, length)
+                self.decode(pieces)
 
     @torch.inference_mode()
     def decode(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:

@@ -165,7 +165,6 @@ class HiggsCodec(CodecForDiffusion):
     """Loads the decoder from the checkpoint's other folder; its convolutions look ahead."""
 
     weights_prefix = ""
-    looks_ahead = True
 
     def make_codec(self, config: Any) -> nn.Module:
         kind = tokenizer_class()

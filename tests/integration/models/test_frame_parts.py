@@ -46,6 +46,11 @@ def test_a_part_is_sent_with_the_frame_that_fills_a_chunk_and_the_last_token_is_
     assert sent_parts(codec, 1) == [(1, 0)]
     four = CodecConfig.create("codec", stream_first_chunk_frames=4)
     assert sent_parts(four, 10) == sent_parts(None, 10) == [(4, 4), (8, 4), (10, 1)]
+    # Of 6 and 12 frames, and of 3, 6 and 12.
+    six = CodecConfig.create("codec", stream_first_chunk_frames=6)
+    assert sent_parts(six, 25) == [(4, 4), (6, 2), (10, 4), (14, 4), (18, 4), (22, 4), (25, 2)]
+    three = CodecConfig.create("codec", stream_first_chunk_frames=3)
+    assert sent_parts(three, 16) == [(3, 3), (7, 4), (9, 2), (13, 4), (16, 2)]
 
 
 def test_first_chunks_are_decoded_before_the_others_which_wait_once() -> None:
@@ -90,3 +95,33 @@ def test_a_stream_is_urgent_before_its_first_chunk_and_when_its_sound_soon_ends(
     _, params = stage.render(SimpleNamespace(context={"stream": stream, "codes": codes}))
     information = decode_additional_information(params.extra_kwargs[ADDITIONAL_INFORMATION], PayloadLimits())
     assert (information["is_urgent"], information["is_last"]) == ([urgent], [1])
+
+
+@pytest.mark.parametrize("late_s", [0.0, 5.0])
+def test_a_stream_whose_sound_came_late_is_heard_from_then_on(late_s: float) -> None:
+    stage: Any = CodecStage.__new__(CodecStage)
+    stage.stage, stage._whole_piece = CodecConfig.create("codec"), 256
+    stage.model = SimpleNamespace(latest_s=0.0, sample_rate=24_000, reach=0)
+    stream = CodeStream(GenerateRequest("one", speech=SpeechOptions(stream_audio=True)), 0.0, torch.zeros((2, 0)))
+    began_s = time.perf_counter()
+    stream.heard_until_s = began_s - late_s
+    active = SimpleNamespace(context={"stream": stream, "codes": torch.zeros((2, 4))})
+    (chunk,) = stage.output(active, SimpleNamespace(outputs=SimpleNamespace(data=torch.zeros(48_000))))
+    assert len(chunk.audio.samples) == 48_000
+    assert 2.0 <= stream.heard_until_s - began_s <= 2.0 + time.perf_counter() - began_s
+
+
+@pytest.mark.parametrize(("reach", "num_before", "first"), [(0, 0, 1), (0, 5, 6), (12, 0, 13)])
+def test_a_first_chunk_is_one_piece_with_the_frames_that_are_not_heard_and_those_after_it(
+    reach: int, num_before: int, first: int
+) -> None:
+    stage: Any = CodecStage.__new__(CodecStage)
+    stage.stage, stage._whole_piece = CodecConfig.create("codec"), 256
+    stage.model, sizes = SimpleNamespace(reach=reach), list[int]()
+    stage.admit = lambda active: sizes.append(active.context["codes"].shape[1])
+    request = GenerateRequest("one", speech=SpeechOptions(stream_audio=True))
+    stream = CodeStream(request, 0.0, torch.zeros((2, 40)), num_before=num_before)
+    for stream.num_chunks in range(4):
+        stream.num_decoded, stream.is_decoding = sum(sizes), False
+        stage._next_piece(stream)
+    assert sizes == [first, 2, 4, 12]

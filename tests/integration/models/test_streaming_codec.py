@@ -176,6 +176,20 @@ def test_replayed_calls_give_the_samples_of_one_call() -> None:
     assert len(backend.graphs) == 10 and decoder.counters.eager_calls == 1
 
 
+def test_no_graph_is_captured_for_more_frames_than_a_call_has() -> None:
+    case = Case(code2wav())
+    decoder, backend = StreamingCodecDecoder(case.module, max_frames_per_call=8), FakeBackend()
+    decoder.use_graphs(backend, stage="code2wav", sizes=(8, 2, 4), whole=8, example=case.codes[:4, :, :1])
+    assert len(backend.graphs) == 1 + 3 + 2
+    states, streamed = [DecoderState() for _ in range(4)], []
+    for begin, end in ((0, 8), (8, 10), (10, 14)):
+        pieces = [Piece(row[:, begin:end], state) for row, state in zip(case.codes[:4], states, strict=True)]
+        streamed.append(decoder.decode(pieces))
+    for codes, *pieces in zip(case.codes[:4], *streamed, strict=True):
+        assert_equal(torch.cat(pieces), case.whole(codes[:, :14]))
+    assert len(backend.graphs) == 6 and decoder.counters.eager_calls == 0
+
+
 def test_the_memory_of_a_request_does_not_grow(case: Case) -> None:
     def num_values() -> int:
         return sum(tensor.numel() for tensor in [*state.contexts.values(), *state.keys_values])
