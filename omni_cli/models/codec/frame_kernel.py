@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import cpp_extension
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorDecoderLayer
 
 from omni_cli.core.compat import replace_attributes
@@ -114,6 +113,8 @@ class FrameKernel:
 
     def compile(self) -> None:
         """Compile the kernel for each number of eights of requests, side by side."""
+        from torch.utils import cpp_extension  # a tenth of a second
+
         # The kernel includes nothing, and torch asks for a toolkit's headers.
         home = cpp_extension.CUDA_HOME or "/usr"
         numbers = range(1, -(-self._rows // 8) + 1)
