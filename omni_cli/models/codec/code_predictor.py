@@ -105,7 +105,7 @@ SMALLEST = 8
 class CodePredictor:
     """Draws the codes of a frame for the requests of a step. Shapes depend only on the number of requests.
 
-    Calls replay CUDA graphs once these are captured: two per size, for steps whose requests are all greedy and others.
+    Calls replay CUDA graphs once captured: per size one of a `FrameKernel`, or two, for all greedy steps and others.
     """
 
     def __init__(self, network: CodeNetwork, num_codebooks: int, sampling: CodeSampling) -> None:
@@ -123,7 +123,7 @@ class CodePredictor:
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
-        if FrameKernel.suits(self._network):
+        if FrameKernel.suits(self._network, self.num_codebooks):
             kernel = FrameKernel(self._network, self.num_codebooks, self._sampling, len(hidden))
             try:
                 kernel.compile()

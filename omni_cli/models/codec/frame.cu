@@ -68,6 +68,7 @@ struct Head {
 struct Attention {
     static constexpr int GROUP = HEADS / SHARED;
     static constexpr int THREADS_PER_KEY = 32 / padded(LENGTH), PART = SIZE / THREADS_PER_KEY;
+    static_assert(PART % 8 == 0 && share(ROWS * SHARED) * GROUP * SIZE <= WARPS * MOST_ROWS * (ROWS + 1));
     Head query_weight, key_weight, cosines, sines;
 
     // `norms` are of queries and of keys.
@@ -273,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     constexpr int QKV_COUNT = share(QKV), COUNT = share(WIDTH), INNER_COUNT = share(INNER), CODE_COUNT = share(CODES);
     const int qkv_first = program * QKV_COUNT, first = program * COUNT, inner_first = program * INNER_COUNT;
     const int code_first = program * CODE_COUNT;
+    static_assert(COUNT <= MOST_ROWS && CODE_COUNT <= MOST_ROWS);
     const auto rows = [](const bf16* matrix, int begin, int count, int total, int depth) {
         return [=](int row) { return row < count && begin + row < total ? matrix + (begin + row) * depth : nullptr; };
     };

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import cpp_extension
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerCodePredictorDecoderLayer
 
 from omni_cli.core.compat import replace_attributes
 
 SOURCE = Path(__file__).with_name("frame.cu")
-# Programs, each on a multiprocessor of its own; fewer where a device has fewer.
+# Programs, which wait for each other: each needs a multiprocessor of its own.
 _PROGRAMS, _THREADS = 128, 256
 # More requests would need more registers than there are.
 _MOST_REQUESTS = 32
@@ -24,12 +23,7 @@ class FrameKernel:
     """Draws codes with the weights of a `CodeNetwork` of transformers' layers, which become parts of larger tensors."""
 
     def __init__(
-        self,
-        network: Any,
-        num_codebooks: int,
-        sampling: Any,
-        max_batch: int,
-        programs: int = _PROGRAMS,
+        self, network: Any, num_codebooks: int, sampling: Any, max_batch: int, programs: int = _PROGRAMS
     ) -> None:
         self._network, self._num_codes = network, num_codebooks - 1
         layers: Any = list(network.layers)
@@ -70,22 +64,24 @@ class FrameKernel:
         self._compiled: dict[int, Any] = {}
 
     @staticmethod
-    def suits(network: Any) -> bool:
+    def suits(network: Any, num_codebooks: int) -> bool:
         """True if the kernel has the operations and sizes of these layers, and a CUDA device has what it needs."""
         layer: Any = network.layers[0]
         weight = next(layer.parameters())
-        if {type(each) for each in network.layers} != {
-            Qwen3OmniMoeTalkerCodePredictorDecoderLayer
-        } or not weight.is_cuda:
+        if not weight.is_cuda or set(map(type, network.layers)) != {Qwen3OmniMoeTalkerCodePredictorDecoderLayer}:
             return False
         config = layer.self_attn.config
         depths = (config.hidden_size, config.num_attention_heads * layer.self_attn.head_dim, config.intermediate_size)
         device = torch.cuda.get_device_properties(weight.device)
+        num_codes = network.head(1, weight.new_zeros((1, config.hidden_size))).shape[-1]
         return (
             torch.version.hip is None
             and device.major >= 8
             and device.multi_processor_count >= _PROGRAMS
             and weight.dtype == torch.bfloat16
+            and (config.hidden_act, config.attention_bias) == ("silu", False)
+            and 2 < num_codebooks <= 32  # a warp's threads share the positions of a frame
+            and num_codes <= 2 * config.hidden_size  # a draw's lists take the room of the rows
             and config.hidden_size <= 1024
             and layer.self_attn.head_dim in (64, 128)
             and all(depth % 256 == 0 for depth in depths)
@@ -117,6 +113,8 @@ class FrameKernel:
 
     def compile(self) -> None:
         """Compile the kernel for each number of eights of requests, side by side."""
+        from torch.utils import cpp_extension  # a tenth of a second
+
         # The kernel includes nothing, and torch asks for a toolkit's headers.
         home = cpp_extension.CUDA_HOME or "/usr"
         numbers = range(1, -(-self._rows // 8) + 1)

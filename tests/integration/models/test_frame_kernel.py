@@ -6,10 +6,12 @@ import ctypes
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.code_predictors import CODEBOOKS, CODES, kernel_predictor, misdrawn
+from support.fake_graphs import FakeBackend
 
 from omni_cli.models.codec.code_predictor import CodePredictor, CodeSampling
 from omni_cli.models.codec.frame_kernel import SOURCE, FrameKernel
@@ -78,3 +80,45 @@ def test_a_row_that_is_not_numbers_gets_codes_of_the_table_and_changes_no_other(
     codes, _ = kernel(hidden, torch.arange(3), draws)
     assert ((codes >= 0) & (codes < CODES)).all()
     assert torch.equal(codes[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("codebooks", "sizes", "suits"),
+    [
+        (CODEBOOKS, {}, True),
+        (32, {}, True),
+        (33, {}, False),
+        (2, {}, False),
+        (CODEBOOKS, {"vocab_size": 512}, True),
+        (CODEBOOKS, {"vocab_size": 513}, False),
+        (CODEBOOKS, {"intermediate_size": 320}, False),
+        (CODEBOOKS, {"hidden_act": "gelu"}, False),
+        (CODEBOOKS, {"attention_bias": True}, False),
+    ],
+)
+def test_a_network_that_the_kernel_would_compute_in_another_way_does_not_suit_it(monkeypatch, codebooks, sizes, suits):
+    device = SimpleNamespace(major=9, multi_processor_count=128)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    network, _ = kernel_predictor("cpu", num_hidden_layers=1, **sizes)
+    assert FrameKernel.suits(network, codebooks) == suits
+    device.multi_processor_count = 127  # the programs would wait for one that has no room
+    assert not FrameKernel.suits(network, codebooks)
+
+
+def test_without_a_compiler_frames_come_from_the_layers_and_a_warning_names_the_reason(monkeypatch, caplog):
+    def compile_nothing(self: FrameKernel) -> None:
+        raise OSError("Could not find any NVRTC library")
+
+    monkeypatch.setattr(FrameKernel, "suits", staticmethod(lambda network, num_codebooks: True))
+    monkeypatch.setattr(FrameKernel, "compile", compile_nothing)
+    network, _ = kernel_predictor("cpu")
+    predictor = CodePredictor(network, CODEBOOKS, CodeSampling(20, 0.8))
+    hidden = torch.randn(8, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        expected, _ = predictor.forward(hidden, torch.arange(8))
+        predictor.capture(FakeBackend(), torch.zeros_like(hidden))
+        codes, _ = predictor(hidden, torch.arange(8))
+    assert torch.equal(codes, expected)
+    assert predictor.counters.graphs_captured == 2  # greedy and sampled
+    assert "cannot be compiled: Could not find any NVRTC library" in caplog.text
