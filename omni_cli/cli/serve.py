@@ -17,6 +17,7 @@ from omni_cli.cli.profile_choice import fetch_model, note_random_weights, profil
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
 from omni_cli.serve.limits import DEFAULT_VIDEOS, MAX_AUDIO_S, MAX_SPEECH_S, Limits, ServerSettings
+from omni_cli.serve.listener import bind, get_address, is_loopback
 
 # Imported when the server starts, so that `--help` and usage errors are fast.
 if TYPE_CHECKING:
@@ -154,7 +155,6 @@ def serve(options: ServeOptions) -> int:
     config = _with_parsers(config, options)
     from omni_cli.engine.describing import get_capabilities
     from omni_cli.serve.exchange import AccessLog
-    from omni_cli.serve.listener import bind, is_loopback
     from omni_cli.serve.sites import MediaPrefix, read_origin
 
     limits = options.limits()
@@ -232,7 +232,6 @@ async def _run(
     from omni_cli.cli.terminal.stop_signals import stop_signals
     from omni_cli.config.families import has_random_weights
     from omni_cli.requests.sampling import describe
-    from omni_cli.serve.listener import get_address
 
     host, port, url = get_address(listener)
     stages = [(stage.name, stage.kind) for stage in config.stages]

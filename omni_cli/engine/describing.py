@@ -132,6 +132,7 @@ async def provide_in_child(model: str, fork_server: ForkServer) -> Path:
         outcome = await asyncio.shield(running)
     except asyncio.CancelledError:
         fork_server.stop()  # a process that it starts now would be too late
+        fork_server.end_spare()
         call.cancel()
         await asyncio.wait([running])
         running.exception()  # retrieved, so that asyncio does not report it

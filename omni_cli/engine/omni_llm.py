@@ -190,6 +190,7 @@ class OmniLLM:
         if not all(future.done() for future in self._loaded.values()):
             # While stages load: their imports are no longer needed.
             self._fork_server.stop()
+            self._fork_server.end_spare()
         await asyncio.gather(*(client.close() for client in clients))
         for future in self._loaded.values():
             # Retrieved, so that asyncio does not report the exception as never retrieved; `start` raised the first one.

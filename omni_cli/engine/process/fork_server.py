@@ -5,6 +5,7 @@ What its children have in common is here as well: a process group, a log, and a 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -99,10 +100,11 @@ class ForkServer:
         return context
 
     def start_spare(self) -> ForkServerContext:
-        """Start as `start` does, and keep the server until `end_spare` or the start of one with other imports."""
+        """Start as `start` does, and keep the server until `end_spare`, exit or the start of one with other imports."""
         context = self.start()
         if ForkServer._spare is None:
             ForkServer._spare = self
+            atexit.register(ForkServer.end_spare)
         else:
             self.stop()
         return context

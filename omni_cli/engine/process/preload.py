@@ -121,8 +121,7 @@ class _Late(ModuleType):
     def __init__(self, name: str, function: str, package: ModuleSpec) -> None:
         super().__init__(name)
         self.__spec__ = package  # asked for by `find_spec`
-        inside = name.split(".")[1:]
-        self.__path__ = [str(Path(place, *inside)) for place in package.submodule_search_locations or ()]
+        self.__path__ = [str(Path(place, *name.split(".")[1:])) for place in package.submodule_search_locations or ()]
         setattr(self, function, lambda *arguments, **options: self.__getattr__(function)(*arguments, **options))
 
     def __getattr__(self, name: str) -> Any:
@@ -147,6 +146,5 @@ def left_out(modules: Mapping[str, str | None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in instead.items():
-            if sys.modules.get(name, module) is module:
-                sys.modules.pop(name, None)
+        for name in [name for name, module in instead.items() if sys.modules.get(name, name) is module]:
+            del sys.modules[name]

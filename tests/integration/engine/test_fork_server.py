@@ -89,6 +89,71 @@ def test_an_engine_has_the_imports_that_its_command_began() -> None:
     ForkServer.end_spare()
 
 
+STOPPED = """
+import asyncio
+import os
+import signal
+import sys
+import threading
+from multiprocessing import forkserver
+from pathlib import Path
+
+from omni_cli.config.loader import load_profile
+from omni_cli.engine import omni_llm
+from omni_cli.engine.process import fork_server, stage_client
+
+waits, start_process = threading.Event(), fork_server.start_process
+omni_llm.check_start = lambda config: Path(sys.argv[1]) if sys.argv[1:] else None
+
+
+def start(process):
+    waits.set()
+    start_process(process)
+
+
+fork_server.start_process = stage_client.start_process = start
+
+
+async def stop(config):
+    starting = asyncio.create_task(omni_llm.OmniLLM(config).start())
+    await asyncio.to_thread(waits.wait)
+    starting.cancel()
+    return not (await asyncio.wait([starting], timeout=30))[1]
+
+
+config = load_profile("tiny-omni")
+fork_server.ForkServer(config.backends).start_spare()
+pid = forkserver._forkserver._forkserver_pid
+os.kill(pid, signal.SIGSTOP)  # the imports never end
+watch = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
+watch.daemon = True
+watch.start()
+print(asyncio.run(stop(config)))
+"""
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_an_engine_that_is_stopped_ends_the_imports_that_its_command_began(is_built: bool, tiny_omni_path: Path):
+    """It waits for them, to start a stage or to build the checkpoint."""
+    arguments = [str(tiny_omni_path)] if is_built else []
+    made = subprocess.run([sys.executable, "-c", STOPPED, *arguments], capture_output=True, text=True)
+    assert made.stdout == "True\n", made.stderr
+
+
+SPARE = """
+from multiprocessing import forkserver
+from omni_cli.engine.process.fork_server import ForkServer
+
+ForkServer({"vllm"}).start_spare()
+print(forkserver._forkserver._forkserver_pid)
+"""
+
+
+def test_imports_that_no_engine_has_used_end_before_their_command() -> None:
+    made = subprocess.run([sys.executable, "-c", SPARE], stdout=subprocess.PIPE, text=True, check=True)
+    assert not is_running(int(made.stdout))
+
+
 def test_a_server_that_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By `start`, and by multiprocessing itself."""
     if ForkServer._users:
