@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# In the background of a script (`make test &`) Ctrl-C is ignored, and below `nohup` a hang-up, in processes of it too.
+# In the background of a script (`make test &`) Ctrl-C is ignored, and SIGHUP below `nohup`, in its processes too.
 # A handler is not inherited: what tests start begins with the default one, and the test runner goes on.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
