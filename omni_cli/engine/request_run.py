@@ -76,6 +76,9 @@ class RequestRun:
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
         self._chunks: dict[str, list[AudioChunk]] = {}
+        # Stages that have sent their last part, and final reports of the next ones that came before theirs.
+        self._ending: set[str] = set()
+        self._held: list[tuple[str, RequestDone]] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -117,6 +120,8 @@ class RequestRun:
             case TextChunk() if self._wants("text"):
                 yield TextDelta(**msgspec.structs.asdict(report))
             case StageOutputChunk():
+                if report.is_last:
+                    self._ending.add(name)
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
             case WaveformChunk():
                 chunk = AudioChunk(report.request_id, report.audio.samples, report.audio.sample_rate)
@@ -124,8 +129,16 @@ class RequestRun:
                 if self._streams_to_caller:
                     self._note_audio(sum(len(chunk.samples) for chunk in self._chunks[name]))
                     yield chunk
+            case RequestDone() if self._previous(name) in self._ending & self._inside.keys():
+                self._held.append((name, report))  # its sound has the reason of that end
             case RequestDone():
                 yield from self._finish_stage(name, report)
+                held, self._held = self._held, []
+                for each in held:
+                    yield from self._get_events(*each)
+
+    def _previous(self, name: str) -> str | None:
+        return dict(zip(self._chain[1:], self._chain, strict=False)).get(name)
 
     def _finish_stage(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)
