@@ -138,7 +138,8 @@ class RequestRun:
                     yield from self._get_events(*each)
 
     def _previous(self, name: str) -> str | None:
-        return dict(zip(self._chain[1:], self._chain, strict=False)).get(name)
+        position = self._chain.index(name)
+        return self._chain[position - 1] if position else None
 
     def _finish_stage(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)

@@ -144,7 +144,6 @@ inline uint4 fresh(const void* at) { return *static_cast<const uint4*>(at); }
 inline unsigned fresh_pair(const void* at) { return *static_cast<const unsigned*>(at); }
 inline unsigned short fresh_one(const unsigned short* at) { return *at; }
 inline uint4 constant(const void* at) { return *static_cast<const uint4*>(at); }
-inline void prefetch(const void*, int) {}
 inline unsigned atomicAdd(unsigned* at, unsigned value) { return (*at += value) - value; }
 inline void add_released(unsigned* counter) { ++*counter; }
 inline unsigned read_acquired(const unsigned* counter) { return *counter; }

@@ -294,14 +294,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     for (int position = 0; position <= NUM_CODES; ++position) {
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; ++layer) {
-            const int next = (layer + 1) % LAYERS;
             const bf16* gate_matrix = gate_up_weight + layer * 2 * INNER * WIDTH;
             const bf16* up_matrix = gate_matrix + INNER * WIDTH;
             const bf16* down_matrix = down_weight + layer * WIDTH * INNER;
             Norm norm;
             {
-                prefetch_rows(gate_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
-                prefetch_rows(up_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
                 Weights<WIDTH, QKV_COUNT> weights;
                 weights.load(rows(qkv_weight + layer * QKV * WIDTH, qkv_first, QKV_COUNT, QKV, WIDTH));
                 norm.load(norms + 2 * layer * WIDTH);
@@ -313,7 +310,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
                 arrive(counter);
             }
             {
-                prefetch_rows(down_matrix, first, COUNT, WIDTH, INNER);
                 Weights<HEADS * SIZE, COUNT> weights;
                 weights.load(rows(out_weight + layer * WIDTH * HEADS * SIZE, first, COUNT, WIDTH, HEADS * SIZE));
                 Attention attention;
@@ -321,13 +317,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
                 wait(counter, ++turn);
                 attention.apply(qkv, cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE, attended, batch, position, partial);
                 arrive(counter);
-                prefetch_rows(qkv_weight + next * QKV * WIDTH, qkv_first, QKV_COUNT, QKV, WIDTH);
                 wait(counter, ++turn);
                 weights.template multiply_by<true>(attended, HEADS * SIZE, batch, partial, add);
                 arrive(counter);
             }
             {
-                prefetch_rows(out_weight + next * WIDTH * HEADS * SIZE, first, COUNT, WIDTH, HEADS * SIZE);
                 Weights<WIDTH, 2 * INNER_COUNT> weights;
                 const auto gates = rows(gate_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
                 const auto ups = rows(up_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
@@ -351,8 +345,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
                 arrive(counter);
             }
             {
-                if (position > 0 && next == 0)
-                    prefetch_rows(head_weight + (position - 1) * CODES * WIDTH, code_first, CODE_COUNT, CODES, WIDTH);
                 Weights<INNER, COUNT> weights;
                 weights.load(rows(down_matrix, first, COUNT, WIDTH, INNER));
                 wait(counter, ++turn);

@@ -38,13 +38,6 @@ __device__ uint4 constant(const void* at) {
     return v;
 }
 
-// Begin to read bytes into the second-level cache.
-__device__ void prefetch(const void* at, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(at), "r"(bytes));
-#endif
-}
-
 // sums (16 x 8) += left (16 x 16) times right (16 x 8), as the fragments of a warp's threads.
 __device__ void multiply(float* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -92,11 +85,6 @@ __device__ void wait(const u32* counter, int times) {
     if (threadIdx.x == 0)
         while (read_acquired(counter) < u32(times) * PROGRAMS) yield_program();
     __syncthreads();
-}
-
-__device__ void prefetch_rows(const bf16* matrix, int first, int count, int total, int depth) {
-    const int rows = min(count, total - first);
-    if (threadIdx.x == 0 && rows > 0) prefetch(matrix + first * depth, rows * depth * sizeof(bf16));
 }
 
 // Weights of a program's rows of a matrix (total, DEPTH) in the registers of its threads. A warp has an eighth of the
