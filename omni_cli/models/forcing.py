@@ -98,6 +98,20 @@ def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def record_calls(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+    """Note the keyword arguments and the result of each call of `model.generate`."""
+    calls: list[tuple[dict[str, Any], Any]] = []
+    generate = model.generate
+
+    def record_output(**kwargs: Any) -> Any:
+        calls.append((kwargs, generate(**kwargs)))
+        return calls[-1][1]
+
+    with replace_attribute(model, "generate", record_output):
+        yield calls
+
+
+@contextlib.contextmanager
 def led_by(model: Any, tokens: ForcedTokens | None, *, ends: bool = True) -> Iterator[None]:
     """Make `model.generate` follow tokens, and end with them if it `ends`; without any, leave it as it is."""
     if tokens is None:
