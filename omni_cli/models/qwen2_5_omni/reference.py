@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcess
 
 from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
-from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, record_calls, replace_attribute
-from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.reference import (
     SpokenText,
     as_samples,
@@ -105,9 +105,12 @@ class Qwen2_5OmniReference:
         # Only the thinker looks at pixels; without the prefix the talker is given them too, and refuses.
         for name in inputs.keys() & {"pixel_values", "pixel_values_videos"}:
             inputs[f"thinker_{name}"] = inputs.pop(name)
+        keys = {"num_steps": "num_inference_steps", **{key: key for key in ("guidance_scale", "sway_coefficient")}}
+        token2wav = self.config.stages_by_name.get("token2wav")
+        denoising = {f"token2wav_{name}": getattr(token2wav, key, None) for name, key in keys.items()}
         return {
             **inputs,
-            **_denoising(self.config.stages_by_name.get("token2wav")),
+            **{name: value for name, value in denoising.items() if value is not None},
             "speaker": pick_speaker(list(self.model.speaker_map), request.speech.speaker, default=None),
             "talker_eos_token_id": [config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
             "use_audio_in_video": False,
@@ -193,13 +196,3 @@ class Qwen2_5OmniReference:
 
 def _widen(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _denoising(stage: object) -> Mapping[str, Any]:
-    if not isinstance(stage, DiffusionStageConfig):
-        return {}
-    sway = stage.sway_coefficient if isinstance(stage, Token2WavConfig) else None
-    values = {
-        "num_steps": stage.num_inference_steps, "guidance_scale": stage.guidance_scale, "sway_coefficient": sway,
-    }  # fmt: skip
-    return {f"token2wav_{name}": value for name, value in values.items() if value is not None}
