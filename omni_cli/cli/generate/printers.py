@@ -42,8 +42,11 @@ class Printer:
         self._progress.hide()
         for note in new_notes:
             console.print_warning(note if record.place is None else f"{record.place}: {note}")
-        if record.error is not None:
-            console.print_error(with_place(record), verbose=self._verbose)
+        if (shown := record.error) is not None:
+            if record.place is not None:  # FILE:LINE, as compilers do
+                shown = OmniError(f"{record.place}: {shown.message}", hint=shown.hint)
+                shown.__cause__ = record.error
+            console.print_error(shown, verbose=self._verbose)
         self._progress.show()
 
     def close(self) -> None:
@@ -125,18 +128,6 @@ class StreamPrinter(BlockPrinter):
         if self._line_open or even_if_empty:
             console.print_part("\n")
         self._line_open = False
-
-
-def with_place(record: RequestRecord) -> OmniError:
-    """Prefix a request's failure with its place: FILE:LINE, as compilers do."""
-    error = record.error
-    if error is None:
-        raise ValueError("the request did not fail")
-    if record.place is None:
-        return error
-    shown = OmniError(f"{record.place}: {error.message}", hint=error.hint)
-    shown.__cause__ = error
-    return shown
 
 
 def on_terminal(text: str) -> str:
