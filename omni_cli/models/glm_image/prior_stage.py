@@ -26,6 +26,7 @@ from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
 
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError, StageError
@@ -83,6 +84,8 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
         }
     )
 
+    get_mrope_input_positions = InputEmbedsModel.get_mrope_input_positions
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)  # GLM-4's would build a head for the whole vocabulary
         config = vllm_config.model_config.hf_config
@@ -109,10 +112,6 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
             dtype = vllm_config.model_config.dtype
             self.visual = GlmImageVisionModel._from_config(config.vision_config, dtype=dtype)
             self.vqmodel = GlmImageVQVAE._from_config(config.vq_config, dtype=dtype)
-
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Return positions of plain text, for a request without its own."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     @torch.inference_mode()
     def image_tokens(self, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
