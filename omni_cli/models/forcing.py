@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +146,7 @@ class ForcedCodes:
         self._codes = [ForcedTokens(frame[1:]) for frame in frames]
         self._num_led = 0
 
-    @contextlib.contextmanager
-    def leading(self, model: Any) -> Iterator[None]:
+    def leading(self, model: Any) -> AbstractContextManager[None]:
         """Make `model.generate` follow the next frame at each call; after the last frame, leave it as it is."""
         generate = model.generate
 
@@ -157,8 +157,7 @@ class ForcedCodes:
                 self._num_led += 1
             return generate(*args, **kwargs)
 
-        with replace_attribute(model, "generate", lead_generate):
-            yield
+        return replace_attribute(model, "generate", lead_generate)
 
     @property
     def notes(self) -> dict[str, np.ndarray]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -125,8 +125,7 @@ def check_whole(way: Way) -> None:
         raise NoReferenceError("`--low-memory` is for references in transformers; one in diffusers is read whole")
 
 
-@contextlib.contextmanager
-def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
+def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> AbstractContextManager[None]:
     """Draw noise in `dtype` and then convert it: the numbers that torch draws depend on the type.
 
     They depend on the device, too; `on_host` is for models whose engine draws there.
@@ -139,8 +138,7 @@ def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
         drawn = draw(*size, dtype=dtype, device="cpu" if on_host else device, **options)
         return drawn.to(device, wanted)
 
-    with replace_attribute(torch, "randn", randn):
-        yield
+    return replace_attribute(torch, "randn", randn)
 
 
 _LIMITS = {

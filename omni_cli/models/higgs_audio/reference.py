@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
+from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor, LogitsProcessorList
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.forcing import ForcedTokens, replace_attribute
@@ -76,18 +76,11 @@ class HiggsAudioReference:
             waveform = as_samples(self._processor.decode(sequence[:, num_heard:]))
         return SpokenText(waveform, inputs["input_ids"].shape[1], codes=as_frames(sequence[0, num_heard:]))
 
-    @contextlib.contextmanager
-    def _led_by(self, frames: ForcedFrames | None) -> Iterator[None]:
-        """Put frames after the model's own processors: it accepts no others."""
-        if frames is None:
-            yield
-            return
+    def _led_by(self, frames: ForcedFrames | None) -> AbstractContextManager[None]:
+        """Put frames, if there are any, after the model's own processors: it accepts no others."""
         own = self._model._get_logits_processor
 
-        def processors(*args: Any, **kwargs: Any) -> Any:
-            made = own(*args, **kwargs)
-            made.append(frames)
-            return made
+        def processors(*args: Any, **kwargs: Any) -> LogitsProcessorList:
+            return LogitsProcessorList([*own(*args, **kwargs), *([] if frames is None else [frames])])
 
-        with replace_attribute(self._model, "_get_logits_processor", processors):
-            yield
+        return replace_attribute(self._model, "_get_logits_processor", processors)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -116,10 +114,6 @@ class Qwen2_5OmniReference:
             "use_audio_in_video": False,
         }
 
-    def _leading(self, request: GenerateRequest, codes: ForcedCodes) -> AbstractContextManager[None]:
-        """Make what follows the talker's tokens the engine's: token2wav's noise, or the other codes of a frame."""
-        return self._noise(request)
-
     def _read_talker(self, arguments: dict[str, Any], spoken: Any) -> dict[str, Any]:
         """Return the fields of a `SpokenText` from a call of the talker's `generate`."""
         return {"tokens": tuple(spoken[0, arguments["input_ids"].shape[1] :].tolist())}
@@ -155,9 +149,8 @@ class Qwen2_5OmniReference:
         """Return the processor's inputs for a request."""
         return processor_inputs(self.processor, request, self._thinker.system_prompt)
 
-    @contextlib.contextmanager
-    def _noise(self, request: GenerateRequest) -> Iterator[None]:
-        """Draw token2wav's noise, in float32, from the request's seed.
+    def _leading(self, request: GenerateRequest, codes: ForcedCodes) -> AbstractContextManager[None]:
+        """Make what follows the talker's tokens the engine's: token2wav's noise, in float32, from the request's seed.
 
         transformers runs token2wav in float32 whatever the type of the model. In a wider way it is widened, too.
         """
@@ -173,8 +166,7 @@ class Qwen2_5OmniReference:
                 result: torch.Tensor = forward(*args, **kwargs)
             return result
 
-        with replace_attribute(self.model.token2wav, "forward", seed_and_run):
-            yield
+        return replace_attribute(self.model.token2wav, "forward", seed_and_run)
 
     def _keep_mask(self) -> None:
         """Pass the attention mask on to the talker, as for any padded batch: that is `talker_prompt: full`.

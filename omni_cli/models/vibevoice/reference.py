@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +56,12 @@ class VibeVoiceReference:
         if "input_values" in inputs:
             inputs["input_values"] = inputs["input_values"].to(self._model.dtype)
         torch.manual_seed(request.seed)
-        with torch.no_grad(), self._noise():
+        noise = noise_in(self._noise_dtype, on_host=True)
+        with torch.no_grad(), noise, replace_attribute(torch, "randn_like", self._randn_like):
             generated = self._model.generate(**inputs, do_sample=False, return_dict_in_generate=True, **arguments)
         num_input_tokens, (audio,) = inputs["input_ids"].shape[1], generated.audio
         sound = np.zeros(0, np.float32) if audio is None else as_samples(audio)
         return SpokenText(sound, num_input_tokens, tokens=tuple(generated.sequences[0, num_input_tokens:].tolist()))
 
-    @contextlib.contextmanager
-    def _noise(self) -> Iterator[None]:
-        def randn_like(like: torch.Tensor) -> torch.Tensor:
-            return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)
-
-        with noise_in(self._noise_dtype, on_host=True), replace_attribute(torch, "randn_like", randn_like):
-            yield
+    def _randn_like(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)
