@@ -57,11 +57,11 @@ class BlockPrinter(Printer):
     """For several requests: each under its name, when it ends. `sampling` is what a single one asks for."""
 
     sampling: Mapping[str, Any] = MappingProxyType({})
+    _blocks = 0
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
         super().__init__(progress, verbose=verbose, noted=noted)
         self._quiet = quiet
-        self._blocks = 0
 
     def on_loaded(self, stages: Sequence[StageInfo]) -> None:
         if not self._quiet:
@@ -85,10 +85,8 @@ class BlockPrinter(Printer):
 class StreamPrinter(BlockPrinter):
     """For a single request: its text while it is generated, then each file once it is written."""
 
-    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
-        super().__init__(progress, verbose=verbose, quiet=quiet, noted=noted)
-        self._streamed = ""
-        self._line_open = False
+    _streamed = ""
+    _line_open = False
 
     def text(self, text: str) -> None:
         if not text:
