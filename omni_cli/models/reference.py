@@ -63,11 +63,6 @@ def as_samples(waveform: torch.Tensor) -> np.ndarray:
     return samples
 
 
-def as_frames(codes: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """Return codes (num_frames, num_codebooks) frame by frame."""
-    return tuple(map(tuple, codes.tolist()))
-
-
 def get_device() -> str:
     """Return the device of references, and of their inputs: a model's own is none if weights are read as it runs."""
     return "cuda" if torch.cuda.is_available() else "cpu"

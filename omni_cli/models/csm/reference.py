@@ -11,7 +11,7 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import make_inputs
 from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
-from omni_cli.models.reference import SpokenText, as_frames, as_samples, get_device, get_limits, load_model
+from omni_cli.models.reference import SpokenText, as_samples, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -48,4 +48,4 @@ class CsmReference:
                 return_dict_in_generate=True,
             )
         waveform, num_input_tokens = as_samples(generated.audio[0]), inputs["input_ids"].shape[1]
-        return SpokenText(waveform, num_input_tokens, codes=as_frames(generated.sequences[0]))
+        return SpokenText(waveform, num_input_tokens, codes=tuple(map(tuple, generated.sequences[0].tolist())))

@@ -15,7 +15,7 @@ from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor, 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.forcing import ForcedTokens, replace_attribute
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import SpokenText, as_frames, as_samples, get_device, get_limits, load_model
+from omni_cli.models.reference import SpokenText, as_samples, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -74,7 +74,8 @@ class HiggsAudioReference:
             sequence = self._model.generate(**inputs, do_sample=False, **limits)
             num_heard = inputs["audio_input_ids"].shape[1] if "audio_input_ids" in inputs else 0
             waveform = as_samples(self._processor.decode(sequence[:, num_heard:]))
-        return SpokenText(waveform, inputs["input_ids"].shape[1], codes=as_frames(sequence[0, num_heard:]))
+        codes = tuple(map(tuple, sequence[0, num_heard:].tolist()))
+        return SpokenText(waveform, inputs["input_ids"].shape[1], codes)
 
     def _led_by(self, frames: ForcedFrames | None) -> AbstractContextManager[None]:
         """Put frames, if there are any, after the model's own processors: it accepts no others."""
