@@ -46,11 +46,11 @@ def main() -> None:
         made = [publisher.speak(model, {**call, **more, "max_new_tokens": MAX_TOKENS}, {}) for call in calls]
         found["spoken"][name] = [
             {
-                "frames": answer["frames"].tolist(),
-                "samples": answer["waveform"][::EVERY].round(6).tolist(),
-                "num_input_tokens": int(answer["num_input_tokens"]),
+                "frames": list(map(list, spoken["codes"])),
+                "samples": spoken["waveform"][::EVERY].round(6).tolist(),
+                "num_input_tokens": spoken["num_input_tokens"],
             }
-            for answer in made
+            for spoken, _ in made
         ]
     for rate in (16_000, 24_000, 44_100):
         (item,) = model.create_voice_clone_prompt((recording(rate), rate), ref_text="The sea.")

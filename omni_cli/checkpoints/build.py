@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -168,13 +168,6 @@ def _fingerprint(name: str) -> str:
     for source in sorted({*builder.parent.glob("*.py"), *Path(__file__).parent.glob("*.py")}):
         digest.update(source.read_bytes())
     for package in _PACKAGES:
-        digest.update(f"{package}=={_version(package)}".encode())
+        with suppress(PackageNotFoundError):  # the build reports what is not installed
+            digest.update(f"{package}=={version(package)}".encode())
     return digest.hexdigest()[:12]
-
-
-def _version(package: str) -> str | None:
-    """Return the installed version; None if it is not installed, which the build reports."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

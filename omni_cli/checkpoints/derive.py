@@ -95,14 +95,9 @@ def weights_bytes(folder: Path) -> int:
 
 def _num_parameters(config: Mapping[str, Any]) -> int:
     """Estimate the parameters of every ordinary transformer that the configuration, or a part of it, describes."""
-    sizes = _sizes(config, "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
-    layers, hidden, inner, vocabulary = sizes or (0, 0, 0, 0)
+    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+    sizes = [size for key in keys if isinstance(size := config.get(key), int) and size]
+    # Some models have one per layer.
+    layers, hidden, inner, vocabulary = sizes if len(sizes) == len(keys) else (0, 0, 0, 0)
     own = hidden * (layers * (4 * hidden + 3 * inner) + 2 * vocabulary)
     return own + sum(_num_parameters(part) for part in config.values() if isinstance(part, dict))
-
-
-def _sizes(config: Mapping[str, Any], *keys: str) -> list[int] | None:
-    """Return the values of these keys; None unless all are numbers, because some models have one per layer."""
-    sizes = [config.get(key) for key in keys]
-    numbers = [size for size in sizes if isinstance(size, int) and size]
-    return numbers if len(numbers) == len(keys) else None

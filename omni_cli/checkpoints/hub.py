@@ -130,7 +130,10 @@ def fetch(
         check_checkpoint(plan.folder)
         return plan.folder
     with _known_errors(plan.repo_id, plan.revision):
-        _check_space(plan)
+        free = shutil.disk_usage(plan.folder).free
+        if free < plan.missing_bytes:
+            needs = f"`{plan.repo_id}` needs {plan.missing_bytes:,} bytes"
+            raise OutputError(f"{needs}, and `{hub_cache_folder()}` has {free:,} bytes free", hint=_OTHER_CACHE)
         locks = hub_cache_folder() / ".locks" / f"models--{plan.repo_id.replace('/', '--')}"
         locks.mkdir(parents=True, exist_ok=True)
         with hold_lock(locks / "omni.lock", on_wait):
@@ -148,15 +151,6 @@ def download(repo_id: str, *, settings_only: bool = False) -> Path:
         with _known_errors(repo_id, None):
             return _fetch(repo_id, None, "*.json")
     return fetch(plan_download(repo_id))
-
-
-def _check_space(plan: Download) -> None:
-    free = shutil.disk_usage(plan.folder).free
-    if free < plan.missing_bytes:
-        raise OutputError(
-            f"`{plan.repo_id}` needs {plan.missing_bytes:,} bytes, and `{hub_cache_folder()}` has {free:,} bytes free",
-            hint=_OTHER_CACHE,
-        )
 
 
 def _fetch(

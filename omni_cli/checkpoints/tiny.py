@@ -112,7 +112,12 @@ class Checkpoint:
                 self.processor.save_pretrained(folder)
         if self.finish is not None:
             self.finish(folder, seed)
-        _make_readable(folder)
+        # By the umask, because safetensors makes its own files readable to the owner only.
+        umask = os.umask(0)
+        os.umask(umask)
+        for file in folder.rglob("*"):
+            if file.is_file():
+                file.chmod(0o666 & ~umask)
 
 
 def builder(recipe: Callable[..., Checkpoint], *sizes: Any) -> Callable[[Path, int], None]:
@@ -139,12 +144,3 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if progress:
             logging.enable_progress_bar()
-
-
-def _make_readable(folder: Path) -> None:
-    """Set each file's mode from the umask, because safetensors makes its own readable to the owner only."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(0o666 & ~umask)

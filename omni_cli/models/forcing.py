@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,20 @@ def replace_attribute(owner: Any, name: str, value: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def record_calls(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
+    """Note the keyword arguments and the result of each call of `model.generate`."""
+    calls: list[tuple[dict[str, Any], Any]] = []
+    generate = model.generate
+
+    def record_output(**kwargs: Any) -> Any:
+        calls.append((kwargs, generate(**kwargs)))
+        return calls[-1][1]
+
+    with replace_attribute(model, "generate", record_output):
+        yield calls
+
+
+@contextlib.contextmanager
 def led_by(model: Any, tokens: ForcedTokens | None, *, ends: bool = True) -> Iterator[None]:
     """Make `model.generate` follow tokens, and end with them if it `ends`; without any, leave it as it is."""
     if tokens is None:
@@ -131,8 +146,7 @@ class ForcedCodes:
         self._codes = [ForcedTokens(frame[1:]) for frame in frames]
         self._num_led = 0
 
-    @contextlib.contextmanager
-    def leading(self, model: Any) -> Iterator[None]:
+    def leading(self, model: Any) -> AbstractContextManager[None]:
         """Make `model.generate` follow the next frame at each call; after the last frame, leave it as it is."""
         generate = model.generate
 
@@ -143,8 +157,7 @@ class ForcedCodes:
                 self._num_led += 1
             return generate(*args, **kwargs)
 
-        with replace_attribute(model, "generate", lead_generate):
-            yield
+        return replace_attribute(model, "generate", lead_generate)
 
     @property
     def notes(self) -> dict[str, np.ndarray]:

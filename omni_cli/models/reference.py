@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,33 +37,30 @@ class FamilyReference(Protocol):
 
 @dataclass(frozen=True)
 class SpokenText:
-    """The speech of a text: float32 samples, and of each step, the end included, its token or its frame of codes."""
+    """The speech of a text: float32 samples (num_samples,), and of each step, the end included, its frame or its token.
+
+    `codes` are frames of several codebooks, None without such. `answer` has the tokens of a text that the model writes
+    itself. `num_input_tokens` are those of the first stage's prompt.
+    """
 
     waveform: np.ndarray
-    codes: tuple[tuple[int, ...], ...] = ()
+    num_input_tokens: int
+    codes: tuple[tuple[int, ...], ...] | None = None
     tokens: tuple[int, ...] = ()
+    answer: tuple[int, ...] = ()
+
+    def expected(self, config: EngineConfig, output: EngineOutput, *scores: TokenScores) -> Expected:
+        """Return what is expected of the first stages' tokens, their `scores`, and of the last one's sound."""
+        names = [stage.name for stage in config.stages]
+        by_stage = dict(zip(names, scores, strict=False))
+        arrays = dict.fromkeys(output.arrays, self.waveform)
+        return Expected(by_stage, arrays, names[-1], num_input_tokens=self.num_input_tokens)
 
 
-def expect_speech(
-    config: EngineConfig, output: EngineOutput, scores: TokenScores, waveform: np.ndarray, num_input_tokens: int
-) -> Expected:
-    """Return what is expected of the first stage's tokens and of the last one's sound."""
-    first, last = config.stages[0].name, config.stages[-1].name
-    return Expected({first: scores}, dict.fromkeys(output.arrays, waveform), last, num_input_tokens=num_input_tokens)
-
-
-@contextlib.contextmanager
-def record_calls(model: Any) -> Iterator[list[tuple[dict[str, Any], Any]]]:
-    """Note the keyword arguments and the result of each call of `model.generate`."""
-    calls: list[tuple[dict[str, Any], Any]] = []
-    generate = model.generate
-
-    def record_output(**kwargs: Any) -> Any:
-        calls.append((kwargs, generate(**kwargs)))
-        return calls[-1][1]
-
-    with replace_attribute(model, "generate", record_output):
-        yield calls
+def as_samples(waveform: torch.Tensor) -> np.ndarray:
+    """Return the samples of a waveform of any shape and type as float32 (num_samples,)."""
+    samples: np.ndarray = waveform.reshape(-1).float().cpu().numpy()
+    return samples
 
 
 def get_device() -> str:
@@ -123,8 +120,7 @@ def check_whole(way: Way) -> None:
         raise NoReferenceError("`--low-memory` is for references in transformers; one in diffusers is read whole")
 
 
-@contextlib.contextmanager
-def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
+def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> AbstractContextManager[None]:
     """Draw noise in `dtype` and then convert it: the numbers that torch draws depend on the type.
 
     They depend on the device, too; `on_host` is for models whose engine draws there.
@@ -137,8 +133,7 @@ def noise_in(dtype: torch.dtype, *, on_host: bool = False) -> Iterator[None]:
         drawn = draw(*size, dtype=dtype, device="cpu" if on_host else device, **options)
         return drawn.to(device, wanted)
 
-    with replace_attribute(torch, "randn", randn):
-        yield
+    return replace_attribute(torch, "randn", randn)
 
 
 _LIMITS = {

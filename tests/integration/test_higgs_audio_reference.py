@@ -20,6 +20,7 @@ from omni_cli.backends.vllm.hidden_states import ComputedSpan
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.higgs_audio.delayed_frames import CODES_BEFORE, DelayedFrames, RepeatLimit, read_repeat_limit
 from omni_cli.models.higgs_audio.family import FAMILY
+from omni_cli.models.higgs_audio.prompts import make_inputs
 from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
@@ -263,7 +264,7 @@ def median_code(probabilities: torch.Tensor, *args: object, **kwargs: object) ->
 def test_which_codes_are_drawn_again_is_as_in_transformers(released, request_, monkeypatch):
     """With random numbers of a half on both sides, every code is the same; transformers' logits lead to them."""
     reference = family_reference("tiny-higgs-audio", released, *LIMITS)
-    model, inputs = reference._model, reference._inputs(request_)
+    model, inputs = reference._model, make_inputs(reference._listener, request_)
     model.generation_config.ras_win_len = WINDOW
     monkeypatch.setattr(torch, "multinomial", median_code)
     monkeypatch.setattr(torch.Tensor, "multinomial", median_code)

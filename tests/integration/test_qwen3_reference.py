@@ -15,7 +15,7 @@ from support.samples import sample
 
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen3 import ExpertSizes, Qwen3OmniSizes, qwen3_omni
-from omni_cli.models.qwen2_5_omni.reference import SpokenResult
+from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import GenerateRequest, Message, Part, RequestResult
 
@@ -58,7 +58,7 @@ def spoken() -> list[GenerateRequest]:
 
 
 @pytest.fixture(scope="module")
-def references() -> dict[str, SpokenResult]:
+def references() -> dict[str, SpokenText]:
     from omni_cli.checkpoints.resolve import resolve_model
 
     folder = resolve_model("builtin:tiny-qwen3-omni")
@@ -70,7 +70,7 @@ def engine(start_engine):
     return start_engine("tiny-qwen3-omni", *LIMITS)
 
 
-def assert_equal(result: RequestResult, reference: SpokenResult) -> None:
+def assert_equal(result: RequestResult, reference: SpokenText) -> None:
     assert_spoken(result, reference, atol=WAVEFORM_TOLERANCE * float(np.abs(reference.waveform).max()))
 
 

@@ -11,7 +11,7 @@ from support.samples import sample
 
 from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_qwen import OmniSizes, qwen2_5_omni
-from omni_cli.models.qwen2_5_omni.reference import SpokenResult
+from omni_cli.models.reference import SpokenText
 from omni_cli.requests.outputs import RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +23,7 @@ OTHERS_SALT = "omni-hidden-states"
 
 
 @pytest.fixture(scope="module")
-def references(tiny_omni_path) -> dict[str, SpokenResult]:
+def references(tiny_omni_path) -> dict[str, SpokenText]:
     return spoken_by(omni_reference("tiny-omni", tiny_omni_path, CODEC_MAX_TOKENS), requests())
 
 
@@ -32,7 +32,7 @@ def engine(start_engine):
     return start_engine("tiny-omni", *LIMITS, "talker.talker_prompt=plain")
 
 
-def assert_equal(result: RequestResult, reference: SpokenResult) -> None:
+def assert_equal(result: RequestResult, reference: SpokenText) -> None:
     assert_spoken(result, reference, atol=WAVEFORM_TOLERANCE)
 
 
@@ -75,7 +75,7 @@ def test_full_prompt_equals_the_reference_that_keeps_its_mask(start_brief_engine
     kept = spoken_by(reference, requests())
     for result in full.run_all(requests()):
         assert_equal(result, kept[result.request_id])
-        assert kept[result.request_id].codec_token_ids != references[result.request_id].codec_token_ids
+        assert kept[result.request_id].tokens != references[result.request_id].tokens
 
 
 OTHER_SIZES = {

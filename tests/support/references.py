@@ -14,7 +14,8 @@ from omni_cli.config.families import builtins, load
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.language_model.reference import LanguageModelReference
-from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
+from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference
+from omni_cli.models.reference import SpokenText
 from omni_cli.models.scores import Way
 from omni_cli.requests.contents import Media
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, TextOutput
@@ -47,7 +48,7 @@ def omni_reference(profile: str, folder: str | Path, codec_max_tokens: int, *set
     return reference
 
 
-def spoken_by(reference: Qwen2_5OmniReference, requests: Iterable[GenerateRequest]) -> dict[str, SpokenResult]:
+def spoken_by(reference: Qwen2_5OmniReference, requests: Iterable[GenerateRequest]) -> dict[str, SpokenText]:
     """The spoken answers by request."""
     return {request.request_id: reference.speak(request) for request in requests}
 
@@ -118,14 +119,14 @@ class TranscriptionReferenceAlone:
         return ends
 
 
-def assert_spoken(result: RequestResult, reference: SpokenResult, *, atol: float) -> None:
+def assert_spoken(result: RequestResult, reference: SpokenText, *, atol: float) -> None:
     """The same tokens, the same codes, and samples within `atol`."""
     assert result.error is None, result.error
     text = next(output for output in result.outputs if isinstance(output, TextOutput))
     audio = next(output for output in result.outputs if isinstance(output, AudioOutput))
     talker = next(trace for trace in result.stages if trace.name == "talker")
-    assert text.token_ids == reference.text_token_ids
-    assert talker.output_token_ids == reference.codec_token_ids
+    assert text.token_ids == reference.answer
+    assert talker.output_token_ids == reference.tokens
     codes = None if talker.output_codes is None else tuple(map(tuple, talker.output_codes))
     assert codes == reference.codes
     assert audio.samples.shape == reference.waveform.shape

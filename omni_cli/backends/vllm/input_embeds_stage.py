@@ -84,13 +84,6 @@ class InputEmbedsModel(nn.Module):
                 first = end - part.shape[0]
                 self.without_embedding[first : first + count] = True
 
-    def add_input_embeds(self, embeds: torch.Tensor) -> torch.Tensor:
-        """Add the input embeddings in place to those (num_tokens, embedding_size) of a forward pass's tokens."""
-        num_tokens = embeds.shape[0]
-        embeds = embeds.masked_fill_(self.without_embedding[:num_tokens], 0)
-        embeds += self.input_embeds[:num_tokens]
-        return embeds
-
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the embeddings (num_tokens, embedding_size) of codec ids; zeros where all inputs come as rows."""
         return self.input_embeds.new_zeros((len(input_ids), self.input_embeds.shape[1]))
@@ -116,7 +109,10 @@ class InputEmbedsModel(nn.Module):
         """
         if get_pp_group().is_first_rank and inputs_embeds is None:
             assert input_ids is not None
-            rows = self.project_input(self.add_input_embeds(self.embed_input_ids(input_ids)))
+            embeds = self.embed_input_ids(input_ids)
+            embeds.masked_fill_(self.without_embedding[: len(embeds)], 0)
+            embeds += self.input_embeds[: len(embeds)]
+            rows = self.project_input(embeds)
             # Into the buffer that a captured graph reads.
             inputs_embeds = self.inputs[: rows.shape[0]].copy_(rows)
         hidden: torch.Tensor | IntermediateTensors = self.model(None, positions, intermediate_tensors, inputs_embeds)

@@ -65,7 +65,11 @@ class PromptMaker:
             "audio": request.media.audio,
             "video": request.media.videos,
         }
-        self._check_media(name for name, items in media.items() if items)
+        for name, items in media.items():
+            if items and name not in self.takes:
+                *others, last = ["text", *(noun for medium, noun in _NOUNS.items() if medium in self.takes)]
+                what = f"{', '.join(others)} and {last}" if others else last
+                raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {what}")
         ids = request.text.prompt_token_ids
         raw: dict[str, Any] = {"prompt": request.prompt} if ids is None else {"prompt_token_ids": list(ids)}
         prompt = raw if request.text.raw else self._chat(request)
@@ -74,8 +78,9 @@ class PromptMaker:
             prompt["multi_modal_data"] = data
             if request.cache_salt is not None:
                 # vLLM salts the blocks of its KV cache alone; outputs of encoders are kept by these ids.
+                salt, digest = request.cache_salt, functools.partial(MultiModalHasher.hash_kwargs, "sha256")
                 prompt["multi_modal_uuids"] = {
-                    name: [f"{request.cache_salt} {_digest(item)}" for item in items] for name, items in data.items()
+                    name: [f"{salt} {digest(item=item)}" for item in items] for name, items in data.items()
                 }
         if request.media.videos and not self._processor.info.data_parser.video_needs_metadata:
             # Without metadata, the processor would assume a default frame rate.
@@ -113,13 +118,6 @@ class PromptMaker:
                 for token_id, found in zip(token_ids, logprobs, strict=bool(logprobs))
             ),
         )
-
-    def _check_media(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.takes:
-                *others, last = ["text", *(noun for medium, noun in _NOUNS.items() if medium in self.takes)]
-                what = f"{', '.join(others)} and {last}" if others else last
-                raise InputError(f"stage `{self._stage.name}` takes no {name}: this model takes {what}")
 
     @property
     def _has_template(self) -> bool:
@@ -179,7 +177,9 @@ class PromptMaker:
         return _as_openai(self._messages(request))
 
     def _messages(self, request: GenerateRequest) -> tuple[Message, ...]:
-        messages = get_conversation(request)
+        messages = request.messages or (prompt_message(request),)  # a prompt comes after its media
+        if not any(part.text or part.type != "text" for message in messages for part in message.parts):
+            raise InputError("the prompt is empty", hint="give it something to answer")
         system_prompt = self._stage.system_prompt
         if system_prompt is not None and messages[0].role != "system":
             messages = (Message("system", (Part("text", system_prompt),)), *messages)
@@ -194,11 +194,6 @@ class PromptMaker:
                 target = self._processor.info.data_parser.audio_resampler.target_sr
                 return samples if target is None else (resample(samples, sample_rate, target), target)
         return Image.fromarray(item)
-
-
-def _digest(item: object) -> str:
-    digest: str = MultiModalHasher.hash_kwargs("sha256", item=item)
-    return digest
 
 
 def _as_openai(messages: Iterable[Message]) -> list[Any]:
@@ -245,14 +240,6 @@ def _metadata(video: Video) -> dict[str, object]:
         "video_backend": "pyav",
         "frames_indices": list(video.frames_indices),
     }
-
-
-def get_conversation(request: GenerateRequest) -> tuple[Message, ...]:
-    """Return a request's messages; a prompt becomes one, after its media. Raises `InputError` if they are empty."""
-    messages = request.messages or (prompt_message(request),)
-    if not any(part.text or part.type != "text" for message in messages for part in message.parts):
-        raise InputError("the prompt is empty", hint="give it something to answer")
-    return messages
 
 
 def apply_chat_template(processor: Any, conversation: list[dict[str, Any]]) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.config import ModelConfig
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import _MAX_TEMP, RequestOutputKind, StructuredOutputsParams
@@ -108,49 +107,6 @@ def _bound_whitespace(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "json_schema": check_tag_schema(part["json_schema"]), "max_whitespace_cnt": 2}
 
 
-def asked_sampling(request: GenerateRequest, *, makes_text: bool) -> dict[str, Any]:
-    """Return a request's sampling for a stage, whose maximum of tokens is another one if it makes codes."""
-    limit = None if makes_text else request.speech.max_audio_tokens
-    return {**request.sampling, **({} if limit is None else {"max_tokens": limit})}
-
-
-def make_sampling_params(
-    request: GenerateRequest,
-    stage: ARStageConfig,
-    context: int,
-    defaults: Mapping[str, Any],
-    extra: Mapping[str, object],
-    *,
-    makes_text: bool,
-) -> SamplingParams:
-    """Return vLLM's parameters; without a maximum of tokens, an answer may fill the `context`.
-
-    Raises `InputError` for a wrong parameter, and for a maximum that no prompt leaves room for.
-    """
-    asked = asked_sampling(request, makes_text=makes_text)
-    limit = asked.get("max_tokens")
-    if isinstance(limit, int) and limit > context:
-        name = "max_tokens" if limit == request.sampling.get("max_tokens") else "max_audio_tokens"
-        raise InputError(f"`{name}` is {limit}, and the context of stage `{stage.name}` has {context} tokens")
-    named = {**defaults, **stage.sampling.set_values(), **asked, **extra}
-    temperature = default_temperature(named, makes_text=makes_text)
-    given = {"seed": request.seed, "max_tokens": None, "temperature": temperature, **named}
-    try:
-        if given.get("structured_outputs") is not None:
-            given["structured_outputs"] = without_filler(given["structured_outputs"])
-        return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA)
-    except (ValueError, TypeError, VLLMClientError) as error:
-        raise InputError(f"sampling: {one_line(error)}") from error
-
-
-def own_sampling(model: ModelConfig) -> dict[str, Any]:
-    """Return the settings of the checkpoint's generation_config.json, as vLLM's own server uses them."""
-    own: dict[str, Any] = model.get_diff_sampling_param()
-    if model.generation_config != "vllm" and model.try_get_generation_config().get("do_sample"):
-        own.setdefault("temperature", 1.0)
-    return own
-
-
 _PROGRESS_INTERVAL_S = 0.05
 
 
@@ -171,7 +127,11 @@ class TextStage(VllmStage):
         self.prompts = PromptMaker(self.engine, spec.stage)
         self.media = tuple(sorted(self.prompts.takes)) if self.makes_text else None
         self.replies = ReplyParsers(self.engine, spec.stage, self.prompts) if self.makes_text else None
-        self._own_sampling = own_sampling(self.engine.vllm_config.model_config)
+        model = self.engine.vllm_config.model_config
+        # The settings of the checkpoint's generation_config.json, as vLLM's own server uses them.
+        self._own_sampling: dict[str, Any] = model.get_diff_sampling_param()
+        if model.generation_config != "vllm" and model.try_get_generation_config().get("do_sample"):
+            self._own_sampling.setdefault("temperature", 1.0)
 
     def engine_args(self) -> dict[str, object]:
         return {
@@ -234,16 +194,37 @@ class TextStage(VllmStage):
         return self.prompts.tokenize_params(request)
 
     def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
-        limit, below = self.engine.vllm_config.model_config.max_model_len, self._own_sampling
-        return make_sampling_params(request, self.spec.ar, limit, below, extra, makes_text=self.makes_text)
+        """Return vLLM's parameters; without a maximum of tokens, an answer may fill the context.
+
+        Raises `InputError` for a wrong parameter, and for a maximum that no prompt leaves room for.
+        """
+        asked, context = self._asked_sampling(request), self.engine.vllm_config.model_config.max_model_len
+        limit = asked.get("max_tokens")
+        if isinstance(limit, int) and limit > context:
+            name = "max_tokens" if limit == request.sampling.get("max_tokens") else "max_audio_tokens"
+            where = f"the context of stage `{self.spec.stage.name}`"
+            raise InputError(f"`{name}` is {limit}, and {where} has {context} tokens")
+        named = {**self._own_sampling, **self.spec.ar.sampling.set_values(), **asked, **extra}
+        temperature = default_temperature(named, makes_text=self.makes_text)
+        given = {"seed": request.seed, "max_tokens": None, "temperature": temperature, **named}
+        try:
+            if given.get("structured_outputs") is not None:
+                given["structured_outputs"] = without_filler(given["structured_outputs"])
+            return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA)
+        except (ValueError, TypeError, VLLMClientError) as error:
+            raise InputError(f"sampling: {one_line(error)}") from error
+
+    def _asked_sampling(self, request: GenerateRequest) -> dict[str, Any]:
+        """Return a request's sampling, whose maximum of tokens is another one for a stage that makes codes."""
+        limit = None if self.makes_text else request.speech.max_audio_tokens
+        return {**request.sampling, **({} if limit is None else {"max_tokens": limit})}
 
     @cached_property
     def _default_sampling(self) -> SamplingValues:
         return self._name_sampling(GenerateRequest(""), self.sampling_params(GenerateRequest("")))
 
     def _name_sampling(self, request: GenerateRequest, params: SamplingParams) -> SamplingValues:
-        asked = asked_sampling(request, makes_text=self.makes_text)
-        sources = {"request": asked, "profile": self.spec.ar.sampling.set_values()}
+        sources = {"request": self._asked_sampling(request), "profile": self.spec.ar.sampling.set_values()}
         return name_sources(params.temperature, **sources, checkpoint=self._own_sampling)
 
     def output(self, active: ActiveRequest, output: RequestOutput) -> list[Report]:

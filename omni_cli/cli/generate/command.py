@@ -81,7 +81,7 @@ def run(
     from omni_cli.cli.generate.run import GenerateRun, PendingRequest
 
     writes = any(request.writes_files for request in requests)
-    config = config if writes else _text_only(config)
+    config = config if writes else config.with_stages(config.stages[:1])  # the first stage makes the text
     num_usable = sum(isinstance(request, PendingRequest) for request in requests)
     shown = _begin(requests, config, num_usable, options, writes=writes)
     engine = make_engine(config, verbose=options.verbose, max_concurrency=num_usable)
@@ -112,7 +112,7 @@ def run_on_replicas(
     finished = FinishedRequests(options.output_dir, config)
     good = [spec for spec in specs if isinstance(spec, RequestSpec)]
     if not any(capabilities.makes_files(spec.request.modalities) for spec in good):
-        config = _text_only(config)
+        config = config.with_stages(config.stages[:1])
     job = BatchJob(config, replicas, verbose=options.verbose)
     shown = _begin(specs, config, len(good), options, continues=finished.path.exists())
 
@@ -144,11 +144,6 @@ def _begin(
     stages = [(stage.name, stage.kind) for stage in config.stages]
     progress = choose_progress(stages, num_usable, sys.stderr, quiet=options.quiet, verbose=options.verbose)
     return {"writer": writer, "progress": progress, "printer": _choose_printer(requests, progress, options)}
-
-
-def _text_only(config: EngineConfig) -> EngineConfig:
-    """Keep only the first stage, which makes text."""
-    return config.with_stages(config.stages[:1])
 
 
 def _choose_printer(

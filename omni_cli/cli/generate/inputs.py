@@ -210,20 +210,13 @@ def _call_rows(config: EngineConfig, capabilities: Capabilities) -> list[InputRo
         default = None if argument.is_required else repr(argument.default)
         value = _ARG_VALUES.get(argument.file_kind or "", "VALUE")
         option = f"--arg {name}={value}" if field == "arg" else options[field][0]
-        rows.append(
-            InputRow(
-                option,
-                name,
-                describe_types(argument.types),
-                default if own is None else json.dumps(own),
-                argument.is_required and own is None,
-            )
-        )
-    shown = {row.option for row in rows}
+        shown = default if own is None else json.dumps(own)
+        rows.append(InputRow(option, name, describe_types(argument.types), shown, argument.is_required and own is None))
+    listed = {row.option for row in rows}
     # A video has a rate and a length, whatever its call takes.
     for field in ("duration", "fps"):
         option, kind = options[field]
-        if field in capabilities.fields and option not in shown:
+        if field in capabilities.fields and option not in listed:
             rows.append(InputRow(option, field, kind, None, False))
     seed = InputRow("--seed N", "seed", "int", str(config.seed), False)
     return [*rows, seed]

@@ -36,9 +36,10 @@ def _with_request_fields(options: type[T]) -> type[T]:
     return made
 
 
+@_with_request_fields
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(ProfileOptions):
-    """A file of requests, and options for running and showing requests."""
+class GenerateOptions(ProfileOptions):
+    """The options of `omni generate`: one request, by the names of its fields in a JSONL file, and those of a run."""
 
     requests: Path | None = option(
         "--requests FILE.jsonl",
@@ -60,12 +61,6 @@ class RunOptions(ProfileOptions):
     output_dir: OutputDirOption = Path("out")
     overwrite: OverwriteOption = False
     timeout: TimeoutOption = None
-
-
-@_with_request_fields
-@dataclass(frozen=True, kw_only=True)
-class GenerateOptions(RunOptions):
-    """The options of `omni generate`: one request, by the names of its fields in a JSONL file, and those of a run."""
 
     def set_fields(self) -> dict[str, Any]:
         """Return the fields that are set."""

@@ -42,8 +42,11 @@ class Printer:
         self._progress.hide()
         for note in new_notes:
             console.print_warning(note if record.place is None else f"{record.place}: {note}")
-        if record.error is not None:
-            console.print_error(with_place(record), verbose=self._verbose)
+        if (shown := record.error) is not None:
+            if record.place is not None:  # FILE:LINE, as compilers do
+                shown = OmniError(f"{record.place}: {shown.message}", hint=shown.hint)
+                shown.__cause__ = record.error
+            console.print_error(shown, verbose=self._verbose)
         self._progress.show()
 
     def close(self) -> None:
@@ -54,11 +57,11 @@ class BlockPrinter(Printer):
     """For several requests: each under its name, when it ends. `sampling` is what a single one asks for."""
 
     sampling: Mapping[str, Any] = MappingProxyType({})
+    _blocks = 0
 
     def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
         super().__init__(progress, verbose=verbose, noted=noted)
         self._quiet = quiet
-        self._blocks = 0
 
     def on_loaded(self, stages: Sequence[StageInfo]) -> None:
         if not self._quiet:
@@ -82,10 +85,8 @@ class BlockPrinter(Printer):
 class StreamPrinter(BlockPrinter):
     """For a single request: its text while it is generated, then each file once it is written."""
 
-    def __init__(self, progress: ProgressDisplay, *, verbose: bool, quiet: bool, noted: Collection[str] = ()) -> None:
-        super().__init__(progress, verbose=verbose, quiet=quiet, noted=noted)
-        self._streamed = ""
-        self._line_open = False
+    _streamed = ""
+    _line_open = False
 
     def text(self, text: str) -> None:
         if not text:
@@ -125,18 +126,6 @@ class StreamPrinter(BlockPrinter):
         if self._line_open or even_if_empty:
             console.print_part("\n")
         self._line_open = False
-
-
-def with_place(record: RequestRecord) -> OmniError:
-    """Prefix a request's failure with its place: FILE:LINE, as compilers do."""
-    error = record.error
-    if error is None:
-        raise ValueError("the request did not fail")
-    if record.place is None:
-        return error
-    shown = OmniError(f"{record.place}: {error.message}", hint=error.hint)
-    shown.__cause__ = error
-    return shown
 
 
 def on_terminal(text: str) -> str:

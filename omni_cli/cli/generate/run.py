@@ -33,7 +33,6 @@ from omni_cli.requests.outputs import (
     RequestResult,
     StageInfo,
     StageLoading,
-    StageTrace,
     TensorOutput,
     TextDelta,
     TextOutput,
@@ -140,6 +139,15 @@ class BaseRun(ABC):
         self._written[index].append(written)
         self.printer.output(written)
 
+    def _end_with(
+        self, index: int, request: PendingRequest | RequestSpec, result: RequestResult, total_s: float
+    ) -> None:
+        """Record a request's result, with the outputs that were written."""
+        record = RequestRecord(
+            request.request_id, tuple(self._written[index]), result.stages, result.error, request.place, total_s
+        )
+        self._end(index, replace(record, notes=result.notes))
+
     def _end(self, index: int, record: RequestRecord) -> None:
         self._records[index] = record
         self._ended_at = time.monotonic()
@@ -213,29 +221,13 @@ class GenerateRun(BaseRun):
     async def _run_request(self, index: int, pending: PendingRequest, in_flight: asyncio.Semaphore) -> None:
         async with in_flight:
             began = time.monotonic()
-            traces: tuple[StageTrace, ...] = ()
-            notes: tuple[str, ...] = ()
-            error: OmniError | None = None
             try:
-                request = await asyncio.to_thread(pending.build)
-                result = await self._follow(index, request)
-                traces, notes, error = result.stages, result.notes, result.error
+                result = await self._follow(index, await asyncio.to_thread(pending.build))
             except OutputError:
                 raise  # the folder is at fault, not the request: nothing that follows could be kept
             except OmniError as failure:
-                error = failure
-            self._end(
-                index,
-                RequestRecord(
-                    pending.request_id,
-                    outputs=tuple(self._written[index]),
-                    stages=traces,
-                    error=error,
-                    place=pending.place,
-                    total_s=time.monotonic() - began,
-                    notes=notes,
-                ),
-            )
+                result = RequestResult(pending.request_id, (), (), failure)
+            self._end_with(index, pending, result, time.monotonic() - began)
 
     async def _follow(self, index: int, request: GenerateRequest) -> RequestResult:
         """Show and write a request's outputs until it ends; text that becomes speech only if it is wanted."""
@@ -300,6 +292,4 @@ class ReplicatedRun(BaseRun):
         for output in answer.result.outputs:
             self._show(index, spec.request_id, output, spec.request.modalities)
         self.progress.handle(answer.result)
-        result, outputs = answer.result, tuple(self._written[index])
-        record = RequestRecord(spec.request_id, outputs, result.stages, result.error, spec.place, answer.total_s)
-        self._end(index, replace(record, notes=result.notes))
+        self._end_with(index, spec, answer.result, answer.total_s)

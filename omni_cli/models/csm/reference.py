@@ -11,7 +11,7 @@ from transformers import CsmForConditionalGeneration, CsmProcessor
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.csm.family import make_inputs
 from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
-from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
+from omni_cli.models.reference import SpokenText, as_samples, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -31,14 +31,12 @@ class CsmReference:
         config = self._model.config
         tokens.suppressed = list(range(config.codec_config.codebook_size, config.vocab_size))
         spoken = self.speak(output.request, tokens, codes)
-        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        scores = codes.added_to(tokens.scores)
-        return expect_speech(self._config, output, scores, spoken.waveform, num_input_tokens)
+        return spoken.expected(self._config, output, codes.added_to(tokens.scores))
 
     def speak(
         self, request: GenerateRequest, tokens: ForcedTokens | None = None, codes: ForcedCodes | None = None
     ) -> SpokenText:
-        inputs = self._inputs(request)
+        inputs = make_inputs(self._processor, request).to(get_device())
         frames = (codes or ForcedCodes(())).leading(self._model.depth_decoder)
         with torch.no_grad(), led_by(self._model, tokens), frames:
             generated = self._model.generate(
@@ -49,8 +47,5 @@ class CsmReference:
                 output_audio=True,
                 return_dict_in_generate=True,
             )
-        made = tuple(map(tuple, generated.sequences[0].tolist()))
-        return SpokenText(generated.audio[0].reshape(-1).float().cpu().numpy(), codes=made)
-
-    def _inputs(self, request: GenerateRequest) -> Any:
-        return make_inputs(self._processor, request).to(get_device())
+        waveform, num_input_tokens = as_samples(generated.audio[0]), inputs["input_ids"].shape[1]
+        return SpokenText(waveform, num_input_tokens, codes=tuple(map(tuple, generated.sequences[0].tolist())))

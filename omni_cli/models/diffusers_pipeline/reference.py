@@ -18,7 +18,7 @@ from omni_cli.backends.diffusers.stage import get_conditions
 from omni_cli.backends.diffusers.weights import PipelineAdapters
 from omni_cli.checkpoints.files import MODULAR_INDEX, index_file
 from omni_cli.config.schema import DiffusionStageConfig, EngineConfig
-from omni_cli.models.reference import check_whole, noise_in
+from omni_cli.models.reference import check_whole, get_device, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -45,11 +45,10 @@ class PipelineReference:
         if index_file(folder) == folder / MODULAR_INDEX:
             raise NoReferenceError("a modular pipeline has no reference yet")
         self._noise_dtype = getattr(torch, way.noise_dtype)
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
         own = {name: getattr(torch, dtype) for name, dtype in self._stage.torch_dtype.items()}
         dtypes = {"default": getattr(torch, way.dtype), **(own if way.dtype == config.dtype else {})}
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
-        self._pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtypes, **trust).to(self._device)
+        self._pipeline = DiffusionPipeline.from_pretrained(folder, dtype=dtypes, **trust).to(get_device())
         self._pipeline.set_progress_bar_config(disable=True)
         self._call = described_pipeline(self._pipeline)
         self._adapters = PipelineAdapters(self._pipeline, self._stage)
@@ -65,7 +64,7 @@ class PipelineReference:
     def run(self, request: GenerateRequest) -> list[np.ndarray]:
         """Return the arrays of the output."""
         stage = stage_for(self._call, self._stage)
-        conditions = get_conditions(request, self._call, self._pipeline, self._device)
+        conditions = get_conditions(request, self._call, self._pipeline, get_device())
         unresolved = DiffusionRequest.from_arguments(
             request.request_id, request.prompt, request.seed, request.diffusion, conditions
         )

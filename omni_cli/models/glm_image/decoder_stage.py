@@ -35,7 +35,9 @@ class DecoderStage(DiffusersStage):
         stage_output = PriorOutput.from_information(
             decode_additional_information(request.stage.input, self._payload_limits)
         )
-        self._check_tokens(stage_output.token_ids)
+        if (largest := int(stage_output.token_ids.max())) >= self._num_image_tokens:
+            message = f"the model made token {largest}, which is not an image token"
+            raise StageError(message, stage="prior", hint="try another seed")
         rows, columns = stage_output.token_ids.shape
         arguments = {**request.diffusion, "height": FACTOR * rows, "width": FACTOR * columns}
         return DiffusionRequest.from_arguments(
@@ -57,15 +59,6 @@ class DecoderStage(DiffusersStage):
                 "source_image_grid_thw": [torch.tensor(grids, device=device)],
             }
         return arguments
-
-    def _check_tokens(self, token_ids: torch.Tensor) -> None:
-        largest = int(token_ids.max())
-        if largest >= self._num_image_tokens:
-            raise StageError(
-                f"the model made token {largest}, which is not an image token",
-                stage="prior",
-                hint="try another seed",
-            )
 
 
 def _check_settings(stage: StageConfig) -> None:

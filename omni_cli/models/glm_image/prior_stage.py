@@ -6,7 +6,7 @@ Its model is GLM-4 with M-RoPE, and the encoder that tokenizes images.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper, maybe_prefix
 from vllm.outputs import RequestOutput
 
+from omni_cli.backends.vllm.input_embeds_stage import InputEmbedsModel
 from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.core.errors import InputError, StageError
@@ -83,6 +84,8 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
         }
     )
 
+    get_mrope_input_positions = InputEmbedsModel.get_mrope_input_positions
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)  # GLM-4's would build a head for the whole vocabulary
         config = vllm_config.model_config.hf_config
@@ -110,10 +113,6 @@ class GlmImageForConditionalGeneration(Glm4ForCausalLM, SupportsMRoPE):
             self.visual = GlmImageVisionModel._from_config(config.vision_config, dtype=dtype)
             self.vqmodel = GlmImageVQVAE._from_config(config.vq_config, dtype=dtype)
 
-    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[object]) -> tuple[torch.Tensor, int]:
-        """Return positions of plain text, for a request without its own."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
-
     @torch.inference_mode()
     def image_tokens(self, pixel_values: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
         """Return the token ids (rows, columns) of each image, on the host.
@@ -138,14 +137,6 @@ class ImageTokens:
         """Return the token ids of images; None on ranks without the encoder."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]  # the worker's
         return None if isinstance(model.visual, PPMissingLayer) else model.image_tokens(pixel_values, grids)
-
-
-@dataclass(frozen=True)
-class _Image:
-    """The prompt of a request, and the token ids (rows, columns) of its condition images."""
-
-    prompt: PriorPrompt
-    image_token_ids: tuple[torch.Tensor, ...]
 
 
 class PriorStage(TextStage):
@@ -180,36 +171,33 @@ class PriorStage(TextStage):
 
     def render(self, active: ActiveRequest) -> tuple[dict[str, Any], SamplingParams]:
         request = active.request
-        self._check_arguments(request)
+        check_arguments(request.diffusion)
+        check_sampling(request.sampling)
+        if request.messages or request.media.audio or request.media.videos:
+            raise InputError("this model takes a prompt and images")
         height, width = get_size(request.diffusion, self._prior, [image.shape for image in request.media.images])
         prompt = self._processor.make(request.prompt or "", request.media.images, height, width, raw=request.text.raw)
         self._check_length(prompt, height, width)
-        image_token_ids = self._image_tokens(prompt)
-        active.context["image"] = _Image(prompt, image_token_ids)
+        image_token_ids: tuple[torch.Tensor, ...] = ()
+        if prompt.pixel_values is not None:
+            by_rank = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
+            image_token_ids = tuple(next(tokens for tokens in by_rank if tokens is not None))
+        active.context.update(prompt=prompt, image_token_ids=image_token_ids)
+        # The placeholders of images become their tokens.
+        image_tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
+        token_ids = [next(image_tokens) if own == self._image_token_id else own for own in prompt.token_ids]
         positions = mrope_positions(prompt.token_ids, self._start_token_id, prompt.images, prompt.targets)
+        information = encode_additional_information({"mrope_positions": positions}, self.payload_limits)
         params = self.sampling_params(
             request,
             detokenize=False,
             max_tokens=prompt.num_new_tokens,
             stop_token_ids=[self._end_token_id],
-            extra_args={
-                ADDITIONAL_INFORMATION: encode_additional_information(
-                    {"mrope_positions": positions}, self.payload_limits
-                )
-            },
+            extra_args={ADDITIONAL_INFORMATION: information},
         )
         # The same tokens in another grid have other positions, which vLLM's block hashes do not cover.
         salt = f"{prompt.images}{request.cache_salt or ''}"
-        return {
-            "prompt_token_ids": self._fill_placeholders(prompt.token_ids, image_token_ids),
-            "cache_salt": salt,
-        }, params
-
-    def _check_arguments(self, request: GenerateRequest) -> None:
-        check_arguments(request.diffusion)
-        check_sampling(request.sampling)
-        if request.messages or request.media.audio or request.media.videos:
-            raise InputError("this model takes a prompt and images")
+        return {"prompt_token_ids": token_ids, "cache_salt": salt}, params
 
     def _check_length(self, prompt: PriorPrompt, height: int, width: int) -> None:
         length = len(prompt.token_ids) + prompt.num_new_tokens
@@ -220,17 +208,6 @@ class PriorStage(TextStage):
                 f"{len(prompt.token_ids)}; stage `{name}` takes {self._max_model_len} in all",
                 hint=f"make it smaller, or allow more with `--set {name}.max_model_len={length}`",
             )
-
-    def _image_tokens(self, prompt: PriorPrompt) -> tuple[torch.Tensor, ...]:
-        if prompt.pixel_values is None:
-            return ()
-        by_rank = self.engine.collective_rpc("image_tokens", args=(prompt.pixel_values, prompt.image_grids))
-        return tuple(next(tokens for tokens in by_rank if tokens is not None))
-
-    def _fill_placeholders(self, token_ids: list[int], image_token_ids: tuple[torch.Tensor, ...]) -> list[int]:
-        """Replace the placeholders of a prompt by image tokens."""
-        tokens = iter([token_id for image in image_token_ids for token_id in image.flatten().tolist()])
-        return [next(tokens) if token_id == self._image_token_id else token_id for token_id in token_ids]
 
     def sampling_params(self, request: GenerateRequest, **extra: object) -> SamplingParams:
         # For "all", and for greedy requests, vLLM uses the size of the vocabulary, and there are fewer logits.
@@ -244,19 +221,20 @@ class PriorStage(TextStage):
 
     def max_tokens(self, request: GenerateRequest) -> int | None:
         active = self.active.get(request.request_id)
-        return None if active is None else active.context["image"].prompt.num_new_tokens
+        return None if active is None else active.context["prompt"].num_new_tokens
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        image: _Image = active.context["image"]
-        num_tokens = image.prompt.num_new_tokens
+        prompt: PriorPrompt = active.context["prompt"]
+        num_tokens = prompt.num_new_tokens
         if len(active.token_ids) < num_tokens or self._end_token_id in active.token_ids:
             raise StageError(
                 f"the model ended the image after {len(active.token_ids)} of {num_tokens} tokens",
                 stage=self.spec.stage.name,
                 hint="try another seed",
             )
-        rows, columns = image.prompt.targets[-1]
+        rows, columns = prompt.targets[-1]
         token_ids = torch.tensor(active.token_ids[num_tokens - rows * columns :]).view(rows, columns)
         images = tuple(torch.from_numpy(array.copy()) for array in active.request.media.images)
-        stage_output = PriorOutput(active.request.prompt or "", token_ids, images, image.image_token_ids)
+        image_token_ids = active.context["image_token_ids"]
+        stage_output = PriorOutput(active.request.prompt or "", token_ids, images, image_token_ids)
         return encode_additional_information(stage_output.information())

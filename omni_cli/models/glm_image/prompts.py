@@ -141,7 +141,12 @@ class PriorProcessor:
 
         `raw` omits the chat template. Raises `InputError` for prompts and images that the model cannot use.
         """
-        self._check_prompt(prompt)
+        if not prompt.strip():
+            raise InputError("the prompt is empty", hint="describe the image")
+        tokenizer = self._processor.tokenizer
+        for token in (tokenizer.image_token, tokenizer.bos_token, tokenizer.eos_token):
+            if token in prompt:
+                raise InputError(f"the prompt contains `{token}`, which the model reserves", hint="remove it")
         inputs = self._inputs(prompt, images, height, width, raw)
         grids: torch.Tensor = inputs["image_grid_thw"]
         sizes = [(rows, columns) for _, rows, columns in grids.tolist()]
@@ -176,14 +181,6 @@ class PriorProcessor:
             )
         except ValueError as error:
             raise InputError(f"the model cannot use this image: {error}") from error
-
-    def _check_prompt(self, prompt: str) -> None:
-        if not prompt.strip():
-            raise InputError("the prompt is empty", hint="describe the image")
-        tokenizer = self._processor.tokenizer
-        for token in (tokenizer.image_token, tokenizer.bos_token, tokenizer.eos_token):
-            if token in prompt:
-                raise InputError(f"the prompt contains `{token}`, which the model reserves", hint="remove it")
 
 
 def _check_images(images: Sequence[np.ndarray], grids: Sequence[Grid]) -> None:

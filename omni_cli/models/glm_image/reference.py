@@ -16,7 +16,7 @@ from omni_cli.models.diffusers_pipeline.reference import get_diffusion_stage, is
 from omni_cli.models.forcing import ForcedTokens, led_by
 from omni_cli.models.glm_image.family import get_size
 from omni_cli.models.glm_image.settings import PriorConfig
-from omni_cli.models.reference import check_whole, noise_in
+from omni_cli.models.reference import check_whole, get_device, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -33,7 +33,7 @@ class GlmImageReference:
         self._prior, self._decoder = prior, get_diffusion_stage(config)
         self._noise_dtype = getattr(torch, way.noise_dtype)
         self.pipeline: Any = GlmImagePipeline.from_pretrained(folder, dtype=getattr(torch, way.dtype))
-        self.pipeline.to("cuda" if torch.cuda.is_available() else "cpu")
+        self.pipeline.to(get_device())
         self.pipeline.set_progress_bar_config(disable=True)
         self.token_ids: tuple[int, ...] = ()
         encoder = self.pipeline.vision_language_encoder

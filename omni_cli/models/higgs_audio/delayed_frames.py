@@ -50,7 +50,7 @@ def read_repeat_limit(folder: Path) -> RepeatLimit | None:
 
 @dataclass
 class DelayedRequest(RequestFrames):
-    """The frames of one request; `num_ended` (1,) has, for each of them, how many codebooks end after it."""
+    """The frames of one request; `num_ended` (1,) has how many codebooks end before each of them, and the next one."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -61,6 +61,10 @@ class DelayedRequest(RequestFrames):
     new_draws: Draws = field(default_factory=lambda: Draws(0, 0))
     before: tuple[torch.Tensor, ...] = ()
     num_ended: list[torch.Tensor] = field(default_factory=list)
+
+
+Frame = tuple[DelayedRequest, int]
+"""A request, and the number of one of its frames."""
 
 
 class DelayedFrames(FrameStore):
@@ -94,77 +98,74 @@ class DelayedFrames(FrameStore):
             first_end=float("inf") if params.ignore_eos else params.min_tokens,
             new_draws=Draws(~seed, self.num_codebooks),
             before=tuple(information[CODES_BEFORE].to(self._device)) if CODES_BEFORE in information else (),
+            num_ended=[self._codebooks.new_zeros(1)],
         )
 
     def guide(self, spans: Sequence[ComputedSpan], logits: torch.Tensor) -> torch.Tensor:
         return self._mask_logits(spans, logits[:, None], slice(0, 1))[:, 0]
 
     def predict(self, spans: Sequence[ComputedSpan], hidden: torch.Tensor, first_codes: torch.Tensor) -> torch.Tensor:
-        requests, frames = self._frames(spans)
+        frames = self._frames(spans)
         raw_logits = self._model.compute_other_logits(hidden).float()
         logits = self._mask_logits(spans, raw_logits, slice(1, None))
         others = logits.argmax(dim=-1)
-        sampled = [index for index, request in enumerate(requests) if not request.is_greedy]
-        drawing = [requests[index] for index in sampled], [frames[index] for index in sampled]
+        sampled = [index for index, (request, _) in enumerate(frames) if not request.is_greedy]
+        drawing = [frames[index] for index in sampled]
         if sampled:
-            others[sampled] = self._draw(*drawing, logits[sampled])
+            others[sampled] = self._draw(drawing, logits[sampled])
         codes = torch.cat([first_codes.long()[:, None], others], dim=1)
         if sampled and self._limit is not None:
             first = self._model.compute_logits(hidden[sampled]).float()
             raw_logits = torch.cat([first[:, None], raw_logits[sampled]], dim=1)
-            codes[sampled] = self._without_repeats(*drawing, raw_logits, codes[sampled])
-        before = self._num_ended(requests, frames)
+            codes[sampled] = self._without_repeats(drawing, raw_logits, codes[sampled])
+        before = self._num_ended(frames)
         ended = torch.where(before > 0, before + 1, (codes == self._end).any(dim=1, keepdim=True).long())
-        for request, frame, row, count in zip(requests, frames, codes.unbind(), ended.unbind(), strict=True):
+        for (request, frame), row, count in zip(frames, codes.unbind(), ended.unbind(), strict=True):
             request.put(frame, row)
-            del request.num_ended[frame:]
-            request.num_ended.append(count)
+            request.num_ended[frame + 1 :] = [count]
         self._latest = self._model.rows_of_codes(codes)
         self._latest_of = [(span.request_id, span.end, 1) for span in spans]
         return codes
 
-    def _frames(self, spans: Sequence[ComputedSpan]) -> tuple[list[DelayedRequest], list[int]]:
-        """Return the requests of spans, and the number of the frame that follows each."""
+    def _frames(self, spans: Sequence[ComputedSpan]) -> list[Frame]:
+        """Return the frames that follow spans."""
         requests = [self._requests[span.request_id] for span in spans]
-        return requests, [span.end - request.num_prompt_tokens for span, request in zip(spans, requests, strict=True)]
+        return [(request, span.end - request.num_prompt_tokens) for request, span in zip(requests, spans, strict=True)]
 
-    def _num_ended(self, requests: Sequence[DelayedRequest], frames: Sequence[int]) -> torch.Tensor:
+    def _num_ended(self, frames: Sequence[Frame]) -> torch.Tensor:
         """Return how many codebooks have ended before these frames, (num_requests, 1)."""
-        none = self._codebooks.new_zeros(1)
-        counts = [
-            request.num_ended[frame - 1] if frame else none for request, frame in zip(requests, frames, strict=True)
-        ]
-        return torch.stack(counts)
+        return torch.stack([request.num_ended[number] for request, number in frames])
+
+    def _goes_on(self, frames: Sequence[Frame]) -> torch.Tensor:
+        """Return (num_requests, 1, 1): True where it is too early for an end to be drawn."""
+        early = [number < request.first_end for request, number in frames]
+        return torch.tensor(early, device=self._device)[:, None, None]
 
     def _mask_logits(self, spans: Sequence[ComputedSpan], logits: torch.Tensor, which: slice) -> torch.Tensor:
         """Mask what the delay forbids in the logits (num_requests, num_codebooks, codebook_size) of some codebooks."""
-        requests, frames = self._frames(spans)
-        codebooks = self._codebooks[which]
-        times = torch.tensor(frames, device=self._device)[:, None]
+        frames, codebooks = self._frames(spans), self._codebooks[which]
+        times = torch.tensor([number for _, number in frames], device=self._device)[:, None]
         begins = (times <= codebooks)[..., None]
-        ends = (codebooks < self._num_ended(requests, frames))[..., None]
-        early = [frame < request.first_end for request, frame in zip(requests, frames, strict=True)]
-        goes_on = torch.tensor(early, device=self._device)[:, None, None] & ~ends
+        ends = (codebooks < self._num_ended(frames))[..., None]
+        goes_on = self._goes_on(frames) & ~ends
         forbidden = (begins & ~self._is_begin) | (ends & ~self._is_end) | (goes_on & self._is_end)
         return logits.masked_fill(forbidden, float("-inf"))
 
-    def _draw(self, requests: Sequence[DelayedRequest], frames: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def _draw(self, frames: Sequence[Frame], logits: torch.Tensor) -> torch.Tensor:
         """Draw codes (num_requests, num_codebooks - 1) by inverting each distribution function."""
         num_codes, size = logits.shape[1:]
 
         def per_row(values: Sequence[float]) -> torch.Tensor:
             return torch.tensor(values, device=self._device).repeat_interleave(num_codes)
 
-        scaled = logits.flatten(0, 1) / per_row([request.temperature for request in requests])[:, None]
-        top_k = per_row([min(request.top_k or size, size) for request in requests])
-        top_p = per_row([request.top_p for request in requests])
+        scaled = logits.flatten(0, 1) / per_row([request.temperature for request, _ in frames])[:, None]
+        top_k = per_row([min(request.top_k or size, size) for request, _ in frames])
+        top_p = per_row([request.top_p for request, _ in frames])
         probabilities = apply_top_k_top_p(scaled, top_k, top_p).softmax(dim=-1)
-        drawn = np.stack([request.draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+        drawn = np.stack([request.draws.get(number) for request, number in frames])
         return self._invert(probabilities.view_as(logits), drawn)
 
-    def _without_repeats(
-        self, requests: Sequence[DelayedRequest], frames: Sequence[int], logits: torch.Tensor, codes: torch.Tensor
-    ) -> torch.Tensor:
+    def _without_repeats(self, frames: Sequence[Frame], logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Return codes (num_requests, num_codebooks) in which those that repeat too often are drawn again.
 
         They are drawn from `logits` (num_requests, num_codebooks, codebook_size) as the model gives them: as in
@@ -174,15 +175,13 @@ class DelayedFrames(FrameStore):
         # Begins do not count, so that they fill windows that are shorter.
         begin = self._codebooks.new_full((self.num_codebooks,), self._begin)
         recent = [
-            torch.stack([*request.before, *request.codes[:frame]][-self._limit.window :] or [begin])
-            for request, frame in zip(requests, frames, strict=True)
+            torch.stack([*request.before, *request.codes[:number]][-self._limit.window :] or [begin])
+            for request, number in frames
         ]
         windows = pad_sequence(recent, batch_first=True, padding_value=self._begin)
         counts = ~(self._is_begin | self._is_end)[windows] & (windows == codes[:, None])
-        early = [frame < request.first_end for request, frame in zip(requests, frames, strict=True)]
-        goes_on = torch.tensor(early, device=self._device)[:, None, None]
-        probabilities = logits.masked_fill(goes_on & self._is_end, float("-inf")).softmax(dim=-1)
-        drawn = np.stack([request.new_draws.get(frame) for request, frame in zip(requests, frames, strict=True)])
+        probabilities = logits.masked_fill(self._goes_on(frames) & self._is_end, float("-inf")).softmax(dim=-1)
+        drawn = np.stack([request.new_draws.get(number) for request, number in frames])
         return torch.where(counts.sum(dim=1) >= self._limit.max_repeats, self._invert(probabilities, drawn), codes)
 
     def _invert(self, probabilities: torch.Tensor, drawn: np.ndarray) -> torch.Tensor:

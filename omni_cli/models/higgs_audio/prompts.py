@@ -131,11 +131,10 @@ def make_inputs(processor: Any, request: GenerateRequest, scene_text: str | None
     conversation = make_conversation(request, scene_text)
     text = processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
     rate = processor.feature_extractor.sampling_rate
-    media: dict[str, Any] = {}
-    if request.speech.voices:  # in the order of the conversation: those of the scene first
-        voices = sorted(request.speech.voices, key=lambda voice: bool(voice.text))
-        media["audio"] = [resample(voice.samples, voice.sample_rate, rate) for voice in voices]
-    return processor(text=text, sampling_rate=rate, add_special_tokens=False, return_tensors="pt", **media)
+    # In the order of the conversation: those of the scene first.
+    voices = sorted(request.speech.voices, key=lambda voice: bool(voice.text))
+    audio = [resample(voice.samples, voice.sample_rate, rate) for voice in voices] or None
+    return processor(text=text, audio=audio, sampling_rate=rate, add_special_tokens=False, return_tensors="pt")
 
 
 def _raw_inputs(processor: Any, request: GenerateRequest) -> Any:

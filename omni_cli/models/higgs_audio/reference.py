@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor
+from transformers import HiggsAudioV2ForConditionalGeneration, LogitsProcessor, LogitsProcessorList
 
 from omni_cli.config.schema import ARStageConfig, EngineConfig
 from omni_cli.models.forcing import ForcedTokens, replace_attribute
 from omni_cli.models.higgs_audio.prompts import load_processor, load_tokenizer, make_inputs
-from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model
+from omni_cli.models.reference import SpokenText, as_samples, get_device, get_limits, load_model
 from omni_cli.models.scores import EngineOutput, Expected, TokenScores, Way
 from omni_cli.requests.outputs import GenerateRequest
 
@@ -63,37 +63,25 @@ class HiggsAudioReference:
         engine = output.tokens[self._stage]
         frames = ForcedFrames(ForcedTokens.of(engine), engine.codes or ())
         spoken = self.speak(output.request, frames, len(engine.token_ids))
-        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        return expect_speech(self._config, output, frames.scores, spoken.waveform, num_input_tokens)
+        return spoken.expected(self._config, output, frames.scores)
 
     def speak(
         self, request: GenerateRequest, frames: ForcedFrames | None = None, num_frames: int | None = None
     ) -> SpokenText:
-        inputs = self._inputs(request)
+        inputs = make_inputs(self._listener, request, self._scene).to(get_device())
         limits = get_limits(self._config, self._stage) if num_frames is None else {"max_new_tokens": num_frames}
         with torch.no_grad(), self._led_by(frames):
             sequence = self._model.generate(**inputs, do_sample=False, **limits)
-        num_heard = inputs["audio_input_ids"].shape[1] if "audio_input_ids" in inputs else 0
+            num_heard = inputs["audio_input_ids"].shape[1] if "audio_input_ids" in inputs else 0
+            waveform = as_samples(self._processor.decode(sequence[:, num_heard:]))
         codes = tuple(map(tuple, sequence[0, num_heard:].tolist()))
-        with torch.no_grad():
-            waveform = self._processor.decode(sequence[:, num_heard:])
-        return SpokenText(waveform.reshape(-1).float().numpy(), codes=codes)
+        return SpokenText(waveform, inputs["input_ids"].shape[1], codes)
 
-    @contextlib.contextmanager
-    def _led_by(self, frames: ForcedFrames | None) -> Iterator[None]:
-        """Put frames after the model's own processors: it accepts no others."""
-        if frames is None:
-            yield
-            return
+    def _led_by(self, frames: ForcedFrames | None) -> AbstractContextManager[None]:
+        """Put frames, if there are any, after the model's own processors: it accepts no others."""
         own = self._model._get_logits_processor
 
-        def processors(*args: Any, **kwargs: Any) -> Any:
-            made = own(*args, **kwargs)
-            made.append(frames)
-            return made
+        def processors(*args: Any, **kwargs: Any) -> LogitsProcessorList:
+            return LogitsProcessorList([*own(*args, **kwargs), *([] if frames is None else [frames])])
 
-        with replace_attribute(self._model, "_get_logits_processor", processors):
-            yield
-
-    def _inputs(self, request: GenerateRequest) -> Any:
-        return make_inputs(self._listener, request, self._scene).to(get_device())
+        return replace_attribute(self._model, "_get_logits_processor", processors)

@@ -6,14 +6,14 @@ The arithmetic is that of transformers' `Qwen2_5OmniForConditionalGeneration.gen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.models.qwen2_5_omni.settings import TalkerPrompt
-from omni_cli.models.qwen_omni.media import ThinkerOutput, reference_positions
+from omni_cli.models.qwen_omni.media import Embed, ThinkerOutput, reference_positions
 from omni_cli.stage.payloads import PayloadError, get_integers, get_tensor
 from omni_cli.stage.request_payloads import EmbeddedPrompt
 
@@ -66,13 +66,12 @@ def thinker_to_talker(
     stage_output: ThinkerOutput,
     *,
     config: Any,
-    embed: Callable[[Sequence[int]], torch.Tensor],
+    embed: Embed,
     text_bos_token_id: int,
     talker_prompt: TalkerPrompt,
     is_whole: bool = True,
 ) -> EmbeddedPrompt:
-    """Build the talker's input rows. `config` is the `Qwen2_5OmniTalkerConfig`; `embed` looks up the thinker's
-    embeddings.
+    """Build the talker's input rows. `config` is the `Qwen2_5OmniTalkerConfig`.
 
     The output has one row for each of P prompt tokens and of N output tokens except the last, which was never an input.
     Each row of the talker is such a last hidden state plus its input embedding, without the embeddings of media tokens.
@@ -107,9 +106,7 @@ def thinker_to_talker(
     )
 
 
-def more_embeds(
-    reply: dict[str, object], *, config: object, embed: Callable[[Sequence[int]], torch.Tensor], is_last: bool
-) -> torch.Tensor:
+def more_embeds(reply: dict[str, object], *, config: object, embed: Embed, is_last: bool) -> torch.Tensor:
     """Build the rows (num_rows, embedding_size) that follow those of `thinker_to_talker` and of earlier calls.
 
     Raises `PayloadError` for a further part of the output in which something is missing or of the wrong type.
@@ -119,9 +116,7 @@ def more_embeds(
     return torch.cat([rows, _ending(config, embed)]) if is_last else rows
 
 
-def _rows(
-    token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Callable[[Sequence[int]], torch.Tensor]
-) -> torch.Tensor:
+def _rows(token_ids: list[int], hidden_states: torch.Tensor, config: Any, embed: Embed) -> torch.Tensor:
     """Return last hidden states plus input embeddings, which are zero for media tokens."""
     if hidden_states.shape[0] != len(token_ids):
         raise ValueError(f"{hidden_states.shape[0]} hidden-state rows for {len(token_ids)} positions")
@@ -133,7 +128,7 @@ def _rows(
     return hidden_states + embeds
 
 
-def _ending(config: Any, embed: Callable[[Sequence[int]], torch.Tensor]) -> torch.Tensor:
+def _ending(config: Any, embed: Embed) -> torch.Tensor:
     """Return the rows after the last reply row: text-end, and padding, which is used for all further steps."""
     return embed([config.tts_text_end_token_id, config.tts_text_pad_token_id])
 

@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
 from omni_cli.checkpoints.adapters import ADAPTER_WEIGHTS
 from omni_cli.checkpoints.files import read_header
-from omni_cli.config.schema import ARStageConfig, DiffusionStageConfig, EngineConfig
-from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, replace_attribute
-from omni_cli.models.qwen2_5_omni.settings import TalkerConfig, Token2WavConfig
+from omni_cli.config.schema import ARStageConfig, EngineConfig
+from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, record_calls, replace_attribute
+from omni_cli.models.qwen2_5_omni.settings import TalkerConfig
 from omni_cli.models.reference import (
+    SpokenText,
+    as_samples,
     get_device,
     get_limits,
     load_adapters,
     load_model,
     noise_in,
     processor_inputs,
-    record_calls,
     use_adapter,
 )
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, Way
 from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.outputs import GenerateRequest
-
-
-@dataclass(frozen=True)
-class SpokenResult:
-    """`codes` has a frame of one code per codebook for each codec token but the last; None for a single codebook.
-
-    `waveform` is float32 (num_samples,).
-    """
-
-    text_token_ids: tuple[int, ...]
-    codec_token_ids: tuple[int, ...]
-    waveform: np.ndarray
-    codes: tuple[tuple[int, ...], ...] | None = None
 
 
 class Qwen2_5OmniReference:
@@ -72,10 +57,8 @@ class Qwen2_5OmniReference:
         tokens = output.tokens["talker"]
         talker, codes = ForcedTokens.of(tokens), ForcedCodes(tokens.codes or ())
         spoken = self.speak(output.request, thinker, talker, codes)
-        arrays = {name: spoken.waveform for name in output.arrays}
         talker_scores = talker.scores if tokens.codes is None else codes.added_to(talker.scores)
-        scores = {"thinker": thinker.scores, "talker": talker_scores}
-        return Expected(scores, arrays, self.config.stages[-1].name, num_input_tokens=self.num_input_tokens)
+        return spoken.expected(self.config, output, thinker.scores, talker_scores)
 
     def answer(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> tuple[int, ...]:
         """Return the ids of a text answer without speech."""
@@ -90,38 +73,50 @@ class Qwen2_5OmniReference:
         thinker: ForcedTokens | None = None,
         talker: ForcedTokens | None = None,
         codes: ForcedCodes | None = None,
-    ) -> SpokenResult:
-        """Return the spoken answer, with the ids of both stages; its talker has one codebook, and so no `codes`."""
-        config = self.model.config.talker_config
-        token2wav = self.config.stages_by_name.get("token2wav")
-        inputs = self.inputs(request)
-        # Only the thinker looks at pixels; without the prefix the talker is given them too, and refuses.
-        for name in inputs.keys() & {"pixel_values", "pixel_values_videos"}:
-            inputs[f"thinker_{name}"] = inputs.pop(name)
-        model = self.model
+    ) -> SpokenText:
+        """Return the spoken answer; `tokens` are the talker's, and `codes` the frames of all but the last."""
+        model, inputs = self.model, self.inputs(request)
         with (
             led_by(model.thinker, thinker),
             led_by(model.talker, talker),
-            self._noise(request),
+            self._leading(request, codes or ForcedCodes(())),
             record_calls(model.talker) as calls,
         ):
-            sequences, waveform = model.generate(
-                **inputs,
+            answer, waveform = model.generate(
+                **self._call(request, inputs),
                 **get_limits(self.config, "thinker", "thinker_"),
                 **get_limits(self.config, "talker", "talker_"),
-                **_denoising(token2wav),
-                speaker=pick_speaker(list(model.speaker_map), request.speech.speaker, default=None),
                 thinker_do_sample=False,
                 talker_do_sample=False,
-                talker_eos_token_id=[config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
-                use_audio_in_video=False,
             )
         ((arguments, spoken),) = calls
-        return SpokenResult(
-            tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
-            tuple(spoken[0, arguments["input_ids"].shape[1] :].tolist()),
-            waveform.reshape(-1).float().cpu().numpy(),
+        return SpokenText(
+            as_samples(waveform),
+            self.num_input_tokens,
+            **self._read_talker(arguments, spoken),
+            answer=tuple(answer[0, self.num_input_tokens :].tolist()),
         )
+
+    def _call(self, request: GenerateRequest, inputs: Any) -> dict[str, Any]:
+        """Return the arguments of `generate` that are the family's own."""
+        config = self.model.config.talker_config
+        # Only the thinker looks at pixels; without the prefix the talker is given them too, and refuses.
+        for name in inputs.keys() & {"pixel_values", "pixel_values_videos"}:
+            inputs[f"thinker_{name}"] = inputs.pop(name)
+        keys = {"num_steps": "num_inference_steps", **{key: key for key in ("guidance_scale", "sway_coefficient")}}
+        token2wav = self.config.stages_by_name.get("token2wav")
+        denoising = {f"token2wav_{name}": getattr(token2wav, key, None) for name, key in keys.items()}
+        return {
+            **inputs,
+            **{name: value for name, value in denoising.items() if value is not None},
+            "speaker": pick_speaker(list(self.model.speaker_map), request.speech.speaker, default=None),
+            "talker_eos_token_id": [config.tts_codec_pad_token_id, config.tts_codec_end_token_id],
+            "use_audio_in_video": False,
+        }
+
+    def _read_talker(self, arguments: dict[str, Any], spoken: Any) -> dict[str, Any]:
+        """Return the fields of a `SpokenText` from a call of the talker's `generate`."""
+        return {"tokens": tuple(spoken[0, arguments["input_ids"].shape[1] :].tolist())}
 
     def _load_adapters(self) -> None:
         """Load the thinker's adapters. Raises `NoReferenceError` for one with the checkpoint's names of modules."""
@@ -154,9 +149,8 @@ class Qwen2_5OmniReference:
         """Return the processor's inputs for a request."""
         return processor_inputs(self.processor, request, self._thinker.system_prompt)
 
-    @contextlib.contextmanager
-    def _noise(self, request: GenerateRequest) -> Iterator[None]:
-        """Draw token2wav's noise, in float32, from the request's seed.
+    def _leading(self, request: GenerateRequest, codes: ForcedCodes) -> AbstractContextManager[None]:
+        """Make what follows the talker's tokens the engine's: token2wav's noise, in float32, from the request's seed.
 
         transformers runs token2wav in float32 whatever the type of the model. In a wider way it is widened, too.
         """
@@ -172,8 +166,7 @@ class Qwen2_5OmniReference:
                 result: torch.Tensor = forward(*args, **kwargs)
             return result
 
-        with replace_attribute(self.model.token2wav, "forward", seed_and_run):
-            yield
+        return replace_attribute(self.model.token2wav, "forward", seed_and_run)
 
     def _keep_mask(self) -> None:
         """Pass the attention mask on to the talker, as for any padded batch: that is `talker_prompt: full`.
@@ -195,13 +188,3 @@ class Qwen2_5OmniReference:
 
 def _widen(value: object) -> object:
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-def _denoising(stage: object) -> Mapping[str, Any]:
-    if not isinstance(stage, DiffusionStageConfig):
-        return {}
-    sway = stage.sway_coefficient if isinstance(stage, Token2WavConfig) else None
-    values = {
-        "num_steps": stage.num_inference_steps, "guidance_scale": stage.guidance_scale, "sway_coefficient": sway,
-    }  # fmt: skip
-    return {f"token2wav_{name}": value for name, value in values.items() if value is not None}

@@ -5,7 +5,7 @@ The arithmetic is that of transformers' `Qwen3OmniMoeForConditionalGeneration.ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from omni_cli.core.errors import InputError
-from omni_cli.models.qwen_omni.media import ThinkerOutput, reference_positions
+from omni_cli.models.qwen_omni.media import Embed, ThinkerOutput, reference_positions
 from omni_cli.stage.payloads import PayloadError
 from omni_cli.stage.request_payloads import EmbeddedPrompt
-
-Embed = Callable[[Sequence[int]], torch.Tensor]
 
 
 def thinker_to_talker(

@@ -84,10 +84,8 @@ class Qwen3OmniMoeThinkerForSpeech(Qwen3OmniMoeThinkerForConditionalGeneration):
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
         self._speaks: bool = config.enable_audio_output
-        if self._speaks:
-            self._prepare_rows(vllm_config, config)
-
-    def _prepare_rows(self, vllm_config: VllmConfig, config: Any) -> None:
+        if not self._speaks:
+            return
         num_rows = vllm_config.scheduler_config.max_num_batched_tokens
         hidden_size = config.thinker_config.text_config.hidden_size
         # Persistent, because a captured CUDA graph writes to the address it was captured with.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from omni_cli.config.schema import EngineConfig
-from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by
-from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference, SpokenResult
-from omni_cli.models.reference import get_limits, load_model, record_calls
+from omni_cli.models.forcing import ForcedCodes
+from omni_cli.models.qwen2_5_omni.reference import Qwen2_5OmniReference
+from omni_cli.models.reference import load_model
 from omni_cli.models.scores import Way
 from omni_cli.models.transcription.reference import prompted_inputs, read_prompts
 from omni_cli.models.voices import pick_speaker
@@ -37,35 +38,17 @@ class Qwen3OmniReference(Qwen2_5OmniReference):
             return prompted_inputs(self.processor, self._prompts, request)
         return super().process_request(request)
 
-    def speak(
-        self,
-        request: GenerateRequest,
-        thinker: ForcedTokens | None = None,
-        talker: ForcedTokens | None = None,
-        codes: ForcedCodes | None = None,
-    ) -> SpokenResult:
-        """Return the spoken answer, with the ids of both stages and the frames of codes."""
-        model, inputs = self.model, self.inputs(request)
-        speakers = model.config.talker_config.speaker_id
-        frames = (codes or ForcedCodes(())).leading(model.talker.code_predictor)
-        with led_by(model.thinker, thinker), led_by(model.talker, talker), frames, record_calls(model.talker) as calls:
-            sequences, waveform = model.generate(
-                **inputs,
-                **get_limits(self.config, "thinker", "thinker_"),
-                **get_limits(self.config, "talker", "talker_"),
-                speaker=pick_speaker([name.lower() for name in speakers], request.speech.speaker),
-                thinker_eos_token_id=self._ends["eos_token_id"],
-                thinker_do_sample=False,
-                talker_do_sample=False,
-            )
-        ((_, generated),) = calls
-        spoken = [step[-1][0].tolist() for step in generated.hidden_states if step[-1] is not None]
-        return SpokenResult(
-            tuple(sequences[0, inputs["input_ids"].shape[1] :].tolist()),
-            tuple(generated.sequences[0].tolist()),
-            waveform.reshape(-1).float().cpu().numpy(),
-            tuple(map(tuple, spoken)),
-        )
+    def _call(self, request: GenerateRequest, inputs: Any) -> dict[str, Any]:
+        speakers = [name.lower() for name in self.model.config.talker_config.speaker_id]
+        speaker = pick_speaker(speakers, request.speech.speaker)
+        return {**inputs, "speaker": speaker, "thinker_eos_token_id": self._ends["eos_token_id"]}
+
+    def _leading(self, request: GenerateRequest, codes: ForcedCodes) -> AbstractContextManager[None]:
+        return codes.leading(self.model.talker.code_predictor)
+
+    def _read_talker(self, arguments: dict[str, Any], spoken: Any) -> dict[str, Any]:
+        frames = tuple(tuple(step[-1][0].tolist()) for step in spoken.hidden_states if step[-1] is not None)
+        return {"tokens": tuple(spoken.sequences[0].tolist()), "codes": frames}
 
     @property
     def _ends(self) -> dict[str, Any]:

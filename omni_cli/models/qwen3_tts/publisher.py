@@ -1,7 +1,7 @@
 """The publisher's package in a Python of its own: `python publisher.py FOLDER DTYPE ATTENTION IS_ROUGH`.
 
 Requests come on stdin, and answers go to stdout, by pickle: the arguments of the package's call, the recording to clone
-and the engine's tokens; what was noted of these, the waveform of their frames, and the length of the talker's input.
+and the engine's tokens; the fields of a `SpokenText`, and what was noted of the tokens.
 """
 
 from __future__ import annotations
@@ -35,37 +35,26 @@ def load(folder: str, dtype: str, attention: str) -> Any:
     return kind.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention)
 
 
-def speak(model: Any, call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def speak(model: Any, call: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Call the package, led through the tokens and codes of `given` if it has any; greedy."""
-    from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, replace_attribute
+    from omni_cli.models.forcing import ForcedCodes, ForcedTokens, led_by, record_calls
 
     core = model.model
-    lengths: list[int] = []
-    made: list[np.ndarray] = []
-    generate = core.generate
-
-    def note_codes(**options: Any) -> Any:
-        result = generate(**options)
-        made.extend(codes.cpu().numpy() for codes in result[0])
-        return result
-
-    def note_length(_module: Any, _args: Any, options: dict[str, Any]) -> None:
-        if options.get("inputs_embeds") is not None:
-            lengths.append(options["inputs_embeds"].shape[1])
-
     kinds = {"custom_voice": "generate_custom_voice", "voice_design": "generate_voice_design"}
     speaking = getattr(model, kinds.get(core.tts_model_type, "generate_voice_clone"))
     tokens = ForcedTokens(given["tokens"], given["candidates"]) if "tokens" in given else None
     codes = ForcedCodes(given.get("codes", ()))
-    hook = core.talker.register_forward_pre_hook(note_length, with_kwargs=True)
-    leading = codes.leading(core.talker.code_predictor)
-    with leading, led_by(core.talker, tokens), replace_attribute(core, "generate", note_codes):
+    leading = codes.leading(core.talker.code_predictor), led_by(core.talker, tokens)
+    with leading[0], leading[1], record_calls(core) as calls, record_calls(core.talker) as talker_calls:
         (waveform,), _ = speaking(**call, do_sample=False, subtalker_dosample=False)
-    hook.remove()
-    # Behind the recording's, whose end the package finds to a sample only.
-    waveform = waveform[len(waveform) - len(made[0]) * SAMPLES_PER_FRAME :]
-    notes = {**(tokens.notes if tokens else {}), **codes.notes}
-    return {**notes, "waveform": waveform, "frames": made[0], "num_input_tokens": lengths[0]}
+    ((_, ((frames,), *_)),), ((prompt, _),) = calls, talker_calls
+    spoken = {
+        # Behind the recording's, whose end the package finds to a sample only.
+        "waveform": waveform[len(waveform) - len(frames) * SAMPLES_PER_FRAME :],
+        "num_input_tokens": prompt["inputs_embeds"].shape[1],
+        "codes": tuple(map(tuple, frames.tolist())),
+    }
+    return spoken, {**(tokens.notes if tokens else {}), **codes.notes}
 
 
 def main() -> None:

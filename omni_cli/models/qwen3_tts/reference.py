@@ -11,7 +11,7 @@ from omni_cli.checkpoints.derive import read_config
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.qwen3_tts import publisher
 from omni_cli.models.qwen3_tts.spoken import CLONES, language_name, read_request
-from omni_cli.models.reference import SpokenText, expect_speech, get_limits
+from omni_cli.models.reference import SpokenText, get_limits
 from omni_cli.models.scores import EngineOutput, Expected, NoReferenceError, TokenScores, Way
 from omni_cli.models.voices import text_to_speak
 from omni_cli.requests.outputs import GenerateRequest
@@ -40,26 +40,24 @@ class Qwen3TTSReference:
     def expected(self, output: EngineOutput) -> Expected:
         engine = output.tokens[self._stage]
         given = {"tokens": engine.token_ids, "candidates": engine.candidates, "codes": engine.codes or ()}
-        answer = self._ask(output.request, given)
-        scores = TokenScores(**{name: answer[name] for name in TokenScores.__dataclass_fields__})
-        return expect_speech(self._config, output, scores, answer["waveform"], answer["num_input_tokens"])
+        spoken, notes = self._ask(output.request, given)
+        return spoken.expected(self._config, output, TokenScores(**notes))
 
     def speak(self, request: GenerateRequest) -> SpokenText:
-        answer = self._ask(request, {})
-        return SpokenText(answer["waveform"], codes=tuple(map(tuple, answer["frames"].tolist())))
+        return self._ask(request, {})[0]
 
-    def _ask(self, request: GenerateRequest, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the package's `frames` of codes and `waveform`, and what it notes of `given` tokens."""
+    def _ask(self, request: GenerateRequest, given: dict[str, Any]) -> tuple[SpokenText, dict[str, Any]]:
+        """Return the package's speech, and what it notes of `given` tokens, by the names of `TokenScores`."""
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None and answers is not None
         try:
             pickle.dump((self._call(request), given), questions)
             questions.flush()
-            answer: dict[str, Any] = pickle.load(answers)
+            spoken, notes = pickle.load(answers)
         except (BrokenPipeError, EOFError):
             why = f"the publisher's package ended with exit code {self._process.wait()}"
             raise NoReferenceError(why) from None
-        return answer
+        return SpokenText(**spoken), notes
 
     def _call(self, request: GenerateRequest) -> dict[str, Any]:
         """Return the arguments of the package's call. Raises `InputError` as the stage does."""

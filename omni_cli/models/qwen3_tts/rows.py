@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from omni_cli.models.qwen3_tts.family import PROMPT_FRAME
+from omni_cli.models.qwen3_tts.spoken import Spoken
 
 Embed = Callable[[Sequence[int]], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class SpokenIds:
-    """Token ids: the instruction, the head of the assistant's turn, the words of a recording, and the text."""
+class Voice(NamedTuple):
+    """The row (1, hidden_size) of a voice, None for none.
 
-    instruction: Sequence[int]
-    head: Sequence[int]
-    recorded: Sequence[int]
-    text: Sequence[int]
+    Of a recording that the text goes on from, its words and its codes (num_frames, num_codebooks), too.
+    """
 
-
-def tokenize_request(tokenize: Callable[[str], list[int]], turn: str, instruction: str, recorded: str) -> SpokenIds:
-    """Return the token ids of a request, whose turn is `frame_text`'s; "" is no instruction, and no recorded words."""
-    ids = tokenize(turn)
-    return SpokenIds(
-        tokenize(f"<|im_start|>user\n{instruction}<|im_end|>\n") if instruction else (),
-        ids[:3],
-        tokenize(f"{PROMPT_FRAME[0]}{recorded}<|im_end|>\n")[3:-2] if recorded else (),
-        ids[3:-5],
-    )
+    row: torch.Tensor | None = None
+    words: str = ""
+    codes: torch.Tensor | None = None
 
 
 class RowMaker:
@@ -40,40 +30,33 @@ class RowMaker:
     `text` looks up text embeddings, and `codecs` the codec embeddings of each codebook.
     """
 
-    def __init__(self, config: Mapping[str, Any], text: Embed, codecs: Sequence[Embed]) -> None:
-        self._text, self._codecs, self._talker = text, codecs, config["talker_config"]
+    def __init__(
+        self, config: Mapping[str, Any], tokenize: Callable[[str], list[int]], text: Embed, codecs: Sequence[Embed]
+    ) -> None:
+        self._tokenize, self._text, self._codecs, self._talker = tokenize, text, codecs, config["talker_config"]
         self._pad, self._begin, self._end = (config[f"tts_{name}_token_id"] for name in ("pad", "bos", "eos"))
         marks = ("pad", "bos", "think", "nothink", "think_bos", "think_eos")
         self._ids: dict[str, int] = {name: self._talker[f"codec_{name}_id"] for name in marks}
 
-    def speaker(self, name: str) -> torch.Tensor:
-        """Return the codec row (1, hidden_size) of one of the model's speakers."""
-        return self._codecs[0]([self._talker["spk_id"][name]])
+    def speaker(self, name: str) -> Voice:
+        """Return the voice of one of the model's speakers."""
+        return Voice(self._codecs[0]([self._talker["spk_id"][name]]))
 
-    def make(
-        self,
-        ids: SpokenIds,
-        *,
-        language: int | None,
-        speaker: torch.Tensor | None,
-        codes: torch.Tensor | None,
-        text_first: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of the prompt and those of later frames, of which the last one goes on for ever.
-
-        `speaker` (1, hidden_size) is the row of a voice, None for none; `codes` (num_frames, num_codebooks) are those
-        of a recording that the text goes on from.
-        """
-        codec = self._codecs[0]
-        modes = [self._ids["think"], self._ids["think_bos"], language] if language is not None else None
-        before = codec([*(modes or [self._ids["nothink"], self._ids["think_bos"]]), self._ids["think_eos"]])
-        voice = before[:0] if speaker is None else speaker.to(before)
+    def make(self, spoken: Spoken, voice: Voice, *, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of the prompt and those of later frames, of which the last one goes on for ever."""
+        codec, ids, how = self._codecs[0], self._tokenize(spoken.text), spoken.instruction
+        instruction = self._tokenize(f"<|im_start|>user\n{how}<|im_end|>\n") if how else []
+        words = self._tokenize(f"{PROMPT_FRAME[0]}{voice.words}<|im_end|>\n")[3:-2] if voice.words else []
+        modes = [self._ids["nothink"], self._ids["think_bos"]]
+        if spoken.language is not None:
+            modes = [self._ids["think"], self._ids["think_bos"], spoken.language]
+        before = codec([*modes, self._ids["think_eos"]])
         pad, begin = codec([self._ids["pad"]]), codec([self._ids["bos"]])
-        head = torch.cat([before, voice, pad])
-        texts = [*ids.recorded, *ids.text, self._end]
-        sound = begin if codes is None else torch.cat([begin, self._frames(codes)])
+        head = torch.cat([before, before[:0] if voice.row is None else voice.row.to(before), pad])
+        texts = [*words, *ids[3:-5], self._end]
+        sound = begin if voice.codes is None else torch.cat([begin, self._frames(voice.codes)])
         rows = [
-            self._join([*ids.instruction, *ids.head]),
+            self._join([*instruction, *ids[:3]]),
             self._join([self._pad] * (len(head) - 1) + [self._begin], head),
         ]
         if text_first:
@@ -90,6 +73,5 @@ class RowMaker:
 
     def _frames(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the sums (num_frames, hidden_size) of the embeddings of each frame's codes."""
-        return torch.stack([embed(column.tolist()) for embed, column in zip(self._codecs, codes.T, strict=True)]).sum(
-            dim=0
-        )
+        columns = zip(self._codecs, codes.T, strict=True)
+        return torch.stack([embed(column.tolist()) for embed, column in columns]).sum(dim=0)

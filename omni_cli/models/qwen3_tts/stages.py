@@ -15,7 +15,7 @@ from omni_cli.backends.vllm.stage import ActiveRequest
 from omni_cli.checkpoints.derive import read_config
 from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE, FrameStage
 from omni_cli.models.qwen3_tts import modules as _register  # noqa: F401 - vLLM reads the configuration
-from omni_cli.models.qwen3_tts.rows import RowMaker, tokenize_request
+from omni_cli.models.qwen3_tts.rows import RowMaker, Voice
 from omni_cli.models.qwen3_tts.settings import Qwen3TTSTalkerKeys
 from omni_cli.models.qwen3_tts.spoken import CLONES, SAMPLE_RATE, read_request
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions
@@ -38,12 +38,12 @@ class Qwen3TTSTalkerStage(FrameStage):
         self._text_first = not self._clones if spec.stage.text_first is None else spec.stage.text_first
         self.num_codebooks = self.config.num_code_groups
         self.voices = tuple(self._checkpoint["talker_config"].get("spk_id") or ())
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(spec.model)
+        tokenizer: Any = AutoTokenizer.from_pretrained(spec.model)
         names = ["talker.model.codec_embedding.weight"]
         names += [f"talker.code_predictor.model.codec_embedding.{n}.weight" for n in range(self.num_codebooks - 1)]
         codecs = [EmbeddingTable(spec.model, name, self.dtype) for name in names]
         text = EmbeddingTable(spec.model, "talker.model.text_embedding.weight", self.dtype)
-        self._rows = RowMaker(self._checkpoint, text, codecs)
+        self._rows = RowMaker(self._checkpoint, tokenizer.encode, text, codecs)
         self._encoder: Any = None
         if self._clones:
             from omni_cli.models.qwen3_tts.encoder import VoiceEncoder
@@ -63,14 +63,7 @@ class Qwen3TTSTalkerStage(FrameStage):
         request = active.request
         spoken = read_request(self._checkpoint, request, self.spec.ar.system_prompt)
         active.context["notes"] = spoken.notes
-        speaker, codes, words = self._voice(active, spoken.speaker)
-        rows, later = self._rows.make(
-            tokenize_request(self._tokenizer.encode, spoken.text, spoken.instruction, words),
-            language=spoken.language,
-            speaker=speaker,
-            codes=codes,
-            text_first=self._text_first,
-        )
+        rows, later = self._rows.make(spoken, self._voice(active, spoken.speaker), text_first=self._text_first)
         least = self._least_tokens(request, len(rows))
         # No prompt of ids: the one in their place is never sampled, so that no penalty on the prompt has an effect.
         prompt = EmbeddedPrompt([self.config.codec_pad_id] * len(rows), rows, later, len(rows))
@@ -84,16 +77,16 @@ class Qwen3TTSTalkerStage(FrameStage):
         wanted = limit if sampling.get("ignore_eos") else int(sampling.get("min_tokens") or 0)
         return min(limit, max(_MIN_TOKENS, wanted))
 
-    def _voice(self, active: ActiveRequest, name: str | None) -> tuple[torch.Tensor | None, torch.Tensor | None, str]:
-        """Return the row (1, hidden_size) of a voice, None for none, and the codes of a recording with its words."""
+    def _voice(self, active: ActiveRequest, name: str | None) -> Voice:
+        """Return the voice of a speaker, or of the request's recording; one without a row for a request without any."""
         if name is not None:
-            return self._rows.speaker(name), None, ""
+            return self._rows.speaker(name)
         for voice in active.request.speech.voices:
             row = self._encoder.embed(voice.samples, voice.sample_rate)[None]
             if voice.text:
                 active.context["recorded"] = self._encoder.encode(voice.samples, voice.sample_rate)
-            return row, active.context.get("recorded"), voice.text or ""
-        return None, None, ""
+            return Voice(row, voice.text or "", active.context.get("recorded"))
+        return Voice()
 
     def payload(self, active: ActiveRequest, begin: int, end: int) -> dict[str, object]:
         information = super().payload(active, begin, end)

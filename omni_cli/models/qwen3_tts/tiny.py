@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -117,14 +118,10 @@ def qwen3_tts(kind: str, sizes: Qwen3TTSSizes) -> Checkpoint:
 
 
 def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
-    first = sizes.num_codes
-    ids = {f"codec_{use}_id": first + number for number, use in enumerate(_CODEC_USES)}
-    first += len(ids)
-    languages = {name: first + number for number, name in enumerate(_LANGUAGES)}
-    first += len(languages)
-    speakers = {name: first + number for number, name in enumerate(_SPEAKERS)} if kind == "custom_voice" else {}
-    section = sizes.talker.head_dim * 3 // 16
-    sections = [sizes.talker.head_dim // 2 - 2 * section, section, section]
+    numbers = itertools.count(sizes.num_codes)
+    ids = {f"codec_{use}_id": next(numbers) for use in _CODEC_USES}
+    languages = {name: next(numbers) for name in _LANGUAGES}
+    speakers = {name: next(numbers) for name in _SPEAKERS} if kind == "custom_voice" else {}
     shared = {
         "max_position_embeddings": sizes.max_position_embeddings,
         "num_code_groups": sizes.num_code_groups,
@@ -141,7 +138,7 @@ def _talker_config(kind: str, sizes: Qwen3TTSSizes) -> dict[str, Any]:
         "text_vocab_size": sizes.vocab_size,
         # The publisher's package never chooses any of the last 1,024 ids, whatever the size.
         "vocab_size": sizes.num_codes + 1024,
-        "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": sections},
+        "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": sizes.talker.mrope_section},
         "code_predictor_config": {**sizes.predictor._asdict(), **shared, "vocab_size": sizes.num_codes},
     }
 
@@ -195,10 +192,9 @@ def _speech_tokenizer(sizes: Qwen3TTSSizes) -> RandomModel:
         mimi.decoder = mimi.decoder_transformer = mimi.upsample = None
         return mimi
 
-    own = configuration_qwen3_omni_moe.Qwen3OmniMoeCode2WavConfig(**decoder)
-    modules = {"encoder": make_encoder, "decoder": partial(SpeechDecoder, own)}
-    given = {"config": config, "modules": modules}
-    return RandomModel(_Release, given, _GAINS, stream=f"{SPEECH_TOKENIZER}.", adjust=_vary_usage)
+    code2wav = configuration_qwen3_omni_moe.Qwen3OmniMoeCode2WavConfig(**decoder)
+    own = {"config": config, "modules": {"encoder": make_encoder, "decoder": partial(SpeechDecoder, code2wav)}}
+    return RandomModel(_Release, own, _GAINS, stream=f"{SPEECH_TOKENIZER}.", adjust=_vary_usage)
 
 
 def _vary_usage(state: State, _config: object, draw: Any) -> None:
@@ -224,8 +220,7 @@ def _write_json(file: Path, data: object) -> None:
     file.write_text(json.dumps(data, indent=2) + "\n")
 
 
-_AS_WIDE = Qwen3TTSSizes(size="0b6", predictor=DecoderSizes(128, 128, 2, 4, 2, 32))
 custom_voice = builder(qwen3_tts, "custom_voice", Qwen3TTSSizes())
 voice_design = builder(qwen3_tts, "voice_design", Qwen3TTSSizes())
 # As the releases of 0.6B, whose code predictor is as wide as the talker.
-base = builder(qwen3_tts, "base", _AS_WIDE)
+base = builder(qwen3_tts, "base", Qwen3TTSSizes(size="0b6", predictor=DecoderSizes(128, 128, 2, 4, 2, 32)))

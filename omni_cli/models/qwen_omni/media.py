@@ -11,6 +11,9 @@ import torch
 
 from omni_cli.stage.payloads import get_integers, get_tensor
 
+Embed = Callable[[Sequence[int]], torch.Tensor]
+"""Look up the thinker's embeddings (num_tokens, embedding_size)."""
+
 # Grids of images and videos are (num_items, 3), the others (num_items,).
 _FIELDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "audio_feature_lengths")
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
-from transformers import (
-    AutoModelForSpeechSeq2Seq,
-    AutoProcessor,
-    LogitsProcessorList,
-    Qwen3ASRProcessor,
-    VoxtralProcessor,
-    VoxtralRealtimeProcessor,
-    WhisperProcessor,
-)
+from transformers import Qwen3ASRProcessor, VoxtralProcessor, VoxtralRealtimeProcessor, WhisperProcessor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
@@ -55,8 +47,8 @@ class TranscriptionReference:
         trust = {"trust_remote_code": True} if config.trust_remote_code else {}
         # vLLM registers configurations of its own under the same names, in whichever process imported it.
         with replace_attribute(CONFIG_MAPPING, "_extra_content", {}):
-            self._processor: Any = AutoProcessor.from_pretrained(folder, **trust)
-            self._model = load_model(AutoModelForSpeechSeq2Seq, folder, way, config)
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(folder, **trust)
+            self._model = load_model(transformers.AutoModelForSpeechSeq2Seq, folder, way, config)
         self._tokenizer: Any = self._processor.tokenizer
         self._prompts = None if isinstance(self._processor, _HAVE_PROMPTS) else read_prompts(folder, config)
         self._mark: int | None = self._tokenizer.get_vocab().get(_TRANSCRIPT_MARK)
@@ -153,7 +145,7 @@ class TranscriptionReference:
             if num_before and not is_bare:
                 # The engine hears a window again that hardly has a word behind other text.
                 free = [rule for rule in given["logits_processor"] if rule is not tokens]
-                ids = run_window(**{**given, "logits_processor": LogitsProcessorList(free)})[0][0].tolist()
+                ids = run_window(**{**given, "logits_processor": transformers.LogitsProcessorList(free)})[0][0].tolist()
                 num_left = num_frames - int(given["seek"][0])
                 is_bare = clock.stops_at_once(ids, min(clock.size, num_left))
             if num_before and is_bare:

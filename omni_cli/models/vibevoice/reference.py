@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from transformers.models.vibevoice.generation_vibevoice import VibeVoiceTokenCon
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.models.forcing import ForcedTokens, replace_attribute
-from omni_cli.models.reference import SpokenText, expect_speech, get_device, get_limits, load_model, noise_in
+from omni_cli.models.reference import SpokenText, as_samples, get_device, get_limits, load_model, noise_in
 from omni_cli.models.scores import EngineOutput, Expected, Way
 from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
@@ -36,9 +34,7 @@ class VibeVoiceReference:
 
     def expected(self, output: EngineOutput) -> Expected:
         tokens = ForcedTokens.of(output.tokens[self._stage.name])
-        spoken = self.speak(output.request, tokens)
-        num_input_tokens = self._inputs(output.request)["input_ids"].shape[1]
-        return expect_speech(self._config, output, tokens.scores, spoken.waveform, num_input_tokens)
+        return self.speak(output.request, tokens).expected(self._config, output, tokens.scores)
 
     def speak(self, request: GenerateRequest, tokens: ForcedTokens | None = None) -> SpokenText:
         stage = self._stage
@@ -56,25 +52,16 @@ class VibeVoiceReference:
                 "max_new_tokens": len(tokens.token_ids),
                 "logits_processor": LogitsProcessorList([allowed, tokens]),
             }
-        inputs = self._inputs(request)
-        torch.manual_seed(request.seed)
-        with torch.no_grad(), self._noise():
-            generated = self._model.generate(**inputs, do_sample=False, return_dict_in_generate=True, **arguments)
-        made = generated.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        (audio,) = generated.audio
-        sound = np.zeros(0, np.float32) if audio is None else audio.reshape(-1).float().cpu().numpy()
-        return SpokenText(sound, tokens=tuple(made))
-
-    @contextlib.contextmanager
-    def _noise(self) -> Iterator[None]:
-        def randn_like(like: torch.Tensor) -> torch.Tensor:
-            return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)
-
-        with noise_in(self._noise_dtype, on_host=True), replace_attribute(torch, "randn_like", randn_like):
-            yield
-
-    def _inputs(self, request: GenerateRequest) -> Any:
         inputs = make_inputs(self._processor, request).to(get_device())
         if "input_values" in inputs:
             inputs["input_values"] = inputs["input_values"].to(self._model.dtype)
-        return inputs
+        torch.manual_seed(request.seed)
+        noise = noise_in(self._noise_dtype, on_host=True)
+        with torch.no_grad(), noise, replace_attribute(torch, "randn_like", self._randn_like):
+            generated = self._model.generate(**inputs, do_sample=False, return_dict_in_generate=True, **arguments)
+        num_input_tokens, (audio,) = inputs["input_ids"].shape[1], generated.audio
+        sound = np.zeros(0, np.float32) if audio is None else as_samples(audio)
+        return SpokenText(sound, num_input_tokens, tokens=tuple(generated.sequences[0, num_input_tokens:].tolist()))
+
+    def _randn_like(self, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(like, dtype=self._noise_dtype, device="cpu").normal_().to(like)

@@ -198,6 +198,7 @@ class SpeakerStage(StepStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, SpeakerConfig)
+        self.stage = spec.stage
         if spec.stage.has_ranks_elsewhere:
             raise StageError("VibeVoice runs on one rank", stage=spec.stage.name, hint="`--replicas N` starts several")
         super().__init__(spec, emit)
@@ -208,9 +209,8 @@ class SpeakerStage(StepStage):
         self._embed = EmbeddingTable(spec.model, "model.language_model.embed_tokens.weight", self.dtype)
 
     def engine_args(self) -> dict[str, object]:
-        assert isinstance(self.spec.stage, SpeakerConfig)
-        steps, guidance = self.spec.stage.num_diffusion_steps, self.spec.stage.cfg_scale
-        overrides = {"architectures": [self.role.architecture], "num_diffusion_steps": steps, "cfg_scale": guidance}
+        own = {"num_diffusion_steps": self.stage.num_diffusion_steps, "cfg_scale": self.stage.cfg_scale}
+        overrides = {"architectures": [self.role.architecture], **own}
         return {**super().engine_args(), "hf_overrides": overrides}
 
     @property
@@ -220,7 +220,7 @@ class SpeakerStage(StepStage):
 
     @property
     def effective(self) -> dict[str, object]:
-        return {**super().effective, "stream": self.spec.stage.streams}
+        return {**super().effective, "stream": self.stage.streams}
 
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request

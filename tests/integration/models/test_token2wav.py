@@ -487,7 +487,7 @@ def test_a_request_with_priority_overtakes_one_that_runs(batching, num_threads):
     for name in ("later", "first", "urgent"):
         scheduler.add(request_for("Chelsie", 12, 0.5, name))
         scheduler.advance()
-        assert [each.request_id for each in scheduler.finished_steps] == [name]
+        assert [own for own, *_ in scheduler.finished_steps] == [name]
     assert list(spoken(scheduler, 3)) == ["urgent", "first", "later"]
 
 
@@ -513,7 +513,7 @@ def test_padded_requests_on_a_cpu_run_one_per_thread_in_order_of_priority(num_th
     for name in ("last", "later", "first", "urgent"):
         scheduler.add(request_for("Chelsie", 130, 0.5, name))
         scheduler.advance()
-        ran.append([each.request_id for each in scheduler.finished_steps])
+        ran.append([name for name, *_ in scheduler.finished_steps])
     # The latest comes with each call, and the last of all, which is denoised, makes its waveform beside the third.
     assert ran == [["last"], ["later", "last"], ["first"], ["urgent", "first"]]
     assert list(spoken(scheduler, 3)) == ["first", "urgent", "later"]
@@ -538,7 +538,7 @@ def order_of(names: str) -> list[str]:
     while num_made < len(names):
         made = "".join(scheduler.advance())
         num_made += len(made)
-        ran.append(made.upper() + "".join(each.request_id for each in scheduler.finished_steps))
+        ran.append(made.upper() + "".join(name for name, *_ in scheduler.finished_steps))
     return ran
 
 
@@ -578,7 +578,7 @@ def test_a_request_that_leaves_a_group_waits_for_the_step_of_the_others(num_thre
     scheduler = speech_scheduler("padded")
     for name in ("stays", "gone", "a", "b"):
         scheduler.add(request_for("Chelsie", 12, 0.5, name))
-    assert scheduler.advance() == {} and {each.request_id for each in scheduler.finished_steps} == {"a", "b"}
+    assert scheduler.advance() == {} and {name for name, *_ in scheduler.finished_steps} == {"a", "b"}
     threading.Timer(0.2, release.set).start()
     scheduler.drop("gone")
     assert release.is_set()
@@ -619,7 +619,7 @@ def test_padded_requests_on_a_cpu_run_in_groups_that_fill_a_call_in_their_order(
     ran = []
     for _ in range(2):
         scheduler.advance()
-        ran.append([each.request_id for each in scheduler.finished_steps])
+        ran.append([name for name, *_ in scheduler.finished_steps])
     # 70 codes are 12 blocks with guidance.
     assert ran == [["0", "1"], ["0", "1"]]
     assert list(spoken(scheduler, 3)) == ["0", "1", "2"]
@@ -641,7 +641,7 @@ def steps(scheduler: SpeechScheduler, *arriving: SynthesisRequest) -> list[str]:
     for each in arriving:
         scheduler.add(each)
     scheduler.advance()
-    return [each.request_id for each in scheduler.finished_steps]
+    return [name for name, *_ in scheduler.finished_steps]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

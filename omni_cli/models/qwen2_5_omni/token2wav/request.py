@@ -8,11 +8,30 @@ on the codes and the sizes, not on when codes arrive, so the audio is the same e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from omni_cli.backends.vllm.diffusion_runner import DiffusionInput
+
+T = TypeVar("T")
+
+
+def split_into_calls(items: Sequence[T], get_size: Callable[[T], int], max_size: int) -> Iterator[list[T]]:
+    """Yield items in order, as many per call as have `max_size` together, and at least one."""
+    call: list[T] = []
+    size = 0
+    for item in items:
+        if call and size + get_size(item) > max_size:
+            yield call
+            call, size = [], 0
+        call.append(item)
+        size += get_size(item)
+    if call:
+        yield call
 
 
 @dataclass(frozen=True)
@@ -69,13 +88,14 @@ class SynthesisRequest:
     drawn_noise: torch.Tensor | None = None
 
     @classmethod
-    def from_engine(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
-        """Create it from a request of the engine; for all of its codes unless its `information` has a chunk."""
-        codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
+    def from_engine(cls, request: DiffusionInput) -> SynthesisRequest:
+        """Create it from a request of the engine; for all of its codes unless its information has a chunk."""
+        information = request.information
+        codes_start, start, end = information.get("chunk", (0, 0, len(request.token_ids)))
         return cls(
-            request_id,
+            request.request_id,
             # The runner reuses its buffer in the next step.
-            token_ids.to(torch.long, copy=True),
+            request.token_ids.to(torch.long, copy=True),
             codes_start=codes_start,
             start=start,
             end=end,

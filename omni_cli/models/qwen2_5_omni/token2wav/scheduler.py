@@ -22,15 +22,6 @@ from omni_cli.models.qwen2_5_omni.token2wav.synthesizer import Synthesizer
 GetOrder = Callable[[str], tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class FinishedStep:
-    """A request that was advanced to step `done` of `total`."""
-
-    request_id: str
-    done: int
-    total: int
-
-
 @dataclass
 class Batch:
     """Requests that joined together, all at the same step. Workers have tasks for those in `running`, by id."""
@@ -78,7 +69,8 @@ class SpeechScheduler:
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self.get_order: GetOrder = lambda request_id: ()
-        self.finished_steps: list[FinishedStep] = []
+        # Of the latest call: the ids of requests that were advanced, their steps so far, and their steps in all.
+        self.finished_steps: list[tuple[str, int, int]] = []
         self._synthesizer = synthesizer
         self._runs_together = synthesizer.platform.runs_together
         self._workers: WorkerPool[SpeechTask] = WorkerPool(synthesizer.platform.num_workers)
@@ -265,9 +257,7 @@ class SpeechScheduler:
         batch.num_done += 1
         if batch.is_denoised:
             self._chunk_states |= batch.denoising.chunk_states(VOCODER_CONTEXT_FRAMES)
-        self.finished_steps += [
-            FinishedStep(request.request_id, batch.num_done, batch.num_steps) for request in requests
-        ]
+        self.finished_steps += [(request.request_id, batch.num_done, batch.num_steps) for request in requests]
         return {}
 
     def _remove(self, batch: Batch, request_ids: set[str]) -> None:

@@ -81,8 +81,8 @@ class Token2WavStage(VllmStage):
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         assert isinstance(spec.stage, Token2WavConfig)
-        execution = spec.stage.execution
-        if execution == "cudagraph":
+        self.stage = spec.stage
+        if spec.stage.execution == "cudagraph":
             require_cuda(stage=spec.stage.name, device=current_platform.device_type)
         super().__init__(spec, emit)
         self.talker_config = AutoConfig.from_pretrained(spec.model).talker_config
@@ -107,9 +107,7 @@ class Token2WavStage(VllmStage):
 
     @property
     def effective(self) -> dict[str, object]:
-        stage = self.spec.stage
-        assert isinstance(stage, Token2WavConfig)
-        modes = {"execution": self.execution_mode.execution, "stream": stage.streams, **self._arithmetic}
+        modes = {"execution": self.execution_mode.execution, "stream": self.stage.streams, **self._arithmetic}
         # transformers' vocoder copies its waveform to the host synchronously.
         return {**super().effective, **modes, "output_copy": "sync"}
 
@@ -131,9 +129,7 @@ class Token2WavStage(VllmStage):
         return {**super().execution_counters, **self.execution_mode.counters.as_dict()}
 
     def _setting(self, request: GenerateRequest, name: str, default: float) -> float:
-        stage = self.spec.stage
-        assert isinstance(stage, Token2WavConfig)
-        value = request.diffusion.get(name, getattr(stage, name))
+        value = request.diffusion.get(name, getattr(self.stage, name))
         return default if value is None else value
 
     def warm_up(self) -> None:
@@ -204,12 +200,12 @@ class Token2WavStage(VllmStage):
 
     def step(self) -> list[Report]:
         reports = super().step()
-        for step in self._scheduler.finished_steps:
-            active = self.by_engine_id(step.request_id)
-            if active is not None and step.done == 1:
+        for engine_id, num_done, num_steps in self._scheduler.finished_steps:
+            active = self.by_engine_id(engine_id)
+            if active is not None and num_done == 1:
                 active.context["began_s"] = time.perf_counter()
             if active is not None and "stream" not in active.context:
-                reports.append(Progress(active.request.request_id, step.done, step.total, "step"))
+                reports.append(Progress(active.request.request_id, num_done, num_steps, "step"))
         return reports
 
     def _get_order(self, engine_id: str) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import CpuPlatform, Platform, VocoderInput
-from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest, split_into_calls
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import PackedVelocity, Velocity
 
 MAX_BUCKETS = 64
@@ -106,15 +106,7 @@ class Synthesizer:
             alike.setdefault(request.sampling, []).append(request)
         for group in alike.values():
             max_blocks = self.platform.get_max_blocks(sum(map(self._get_num_blocks, group)))
-            batch: list[SynthesisRequest] = []
-            num_blocks = 0
-            for request in group:
-                if batch and num_blocks + self._get_num_blocks(request) > max_blocks:
-                    yield batch
-                    batch, num_blocks = [], 0
-                batch.append(request)
-                num_blocks += self._get_num_blocks(request)
-            yield batch
+            yield from split_into_calls(group, self._get_num_blocks, max_blocks)
 
     def _get_num_blocks(self, request: SynthesisRequest) -> int:
         dit = self.velocity.dit

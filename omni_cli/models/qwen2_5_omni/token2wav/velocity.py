@@ -121,7 +121,7 @@ class Velocity(nn.Module):
         self._projections = [(norm.silu.forward, norm.linear.forward) for norm in norms]
         for norm in norms:
             # Their result is an input.
-            norm.silu.forward = norm.linear.forward = _keep
+            norm.silu.forward = norm.linear.forward = nn.Identity().forward
         self._schedules: OrderedDict[tuple[int, float, int], Evaluations] = OrderedDict()
 
     def evaluations(self, sampling: DenoisingSettings, *, num_rows: int) -> Evaluations:
@@ -199,10 +199,6 @@ def evaluation_times(times: torch.Tensor) -> list[torch.Tensor]:
     for start, end in itertools.pairwise(times):
         solver._compute_step(velocity, start, end - start, end, value)
     return seen
-
-
-def _keep(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 class BlockAttention(nn.Module):

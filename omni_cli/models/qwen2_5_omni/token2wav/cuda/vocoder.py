@@ -15,6 +15,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAn
 from omni_cli.backends.execution.modes import ExecutionMode
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import ALIGNMENT, VOCODER, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
+from omni_cli.models.qwen2_5_omni.token2wav.request import split_into_calls
 
 # Samples per input row and per output row, by channels. With few channels cuDNN's products are far from
 # their rate. With several samples in a row an H200 takes about half of the time in TF32, although most weights are
@@ -105,7 +106,7 @@ class PackedVocoder(Vocoder):
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         previous: Iterator[tuple[str, torch.Tensor]] = iter(())
-        for batch in split_into_calls(inputs):
+        for batch in split_into_calls(inputs, lambda each: each.frames.shape[1], MAX_FRAMES_PER_CALL):
             copy = AsyncSamplesCopy(self._samples(*self.pack([each.frames for each in batch])))
             # The device works on this batch while the host returns the one before.
             yield from previous
@@ -268,17 +269,3 @@ class PackedBigVGAN(nn.Module):
 @torch.no_grad()
 def _cumulative_biases(upsample: nn.ConvTranspose1d, block: nn.Module) -> list[torch.Tensor]:
     return list(itertools.accumulate([upsample.bias, *(second.bias for second in block.convs2)]))
-
-
-def split_into_calls(inputs: Sequence[VocoderInput]) -> Iterator[list[VocoderInput]]:
-    """Yield inputs in order, as many per call as `MAX_FRAMES_PER_CALL` allows, and at least one."""
-    batch: list[VocoderInput] = []
-    num_frames = 0
-    for vocoder_input in inputs:
-        if batch and num_frames + vocoder_input.frames.shape[1] > MAX_FRAMES_PER_CALL:
-            yield batch
-            batch, num_frames = [], 0
-        batch.append(vocoder_input)
-        num_frames += vocoder_input.frames.shape[1]
-    if batch:
-        yield batch
