@@ -64,29 +64,29 @@ class RowMaker:
         `speaker` (1, hidden_size) is the row of a voice, None for none; `codes` (num_frames, num_codebooks) are those
         of a recording that the text goes on from.
         """
-        codec = self._codecs[0]
         modes = [self._ids["think"], self._ids["think_bos"], language] if language is not None else None
-        before = codec([*(modes or [self._ids["nothink"], self._ids["think_bos"]]), self._ids["think_eos"]])
+        names = [*(modes or [self._ids["nothink"], self._ids["think_bos"]]), self._ids["think_eos"]]
+        # All embeddings of a table by one look-up, of which each takes as long as many rows.
+        marks = self._codecs[0]([*names, self._ids["pad"], self._ids["bos"]])
+        before, pad, begin = marks.split([len(names), 1, 1])
         voice = before[:0] if speaker is None else speaker.to(before)
-        pad, begin = codec([self._ids["pad"]]), codec([self._ids["bos"]])
         head = torch.cat([before, voice, pad])
         texts = [*ids.recorded, *ids.text, self._end]
         sound = begin if codes is None else torch.cat([begin, self._frames(codes)])
-        rows = [
-            self._join([*ids.instruction, *ids.head]),
-            self._join([self._pad] * (len(head) - 1) + [self._begin], head),
-        ]
+        first = [*ids.instruction, *ids.head]
+        beside = [pad.new_zeros(len(first), pad.shape[1]), head]
+        now, later = [*first, *[self._pad] * (len(head) - 1), self._begin], [self._pad]
         if text_first:
-            rows += [self._join(texts, pad.expand(len(texts), -1)), self._join([self._pad] * len(sound), sound)]
-            return torch.cat(rows), self._join([self._pad])
-        missing = [self._pad] * (len(sound) - len(texts))
-        rows.append(self._join([*texts, *missing][: len(sound)], sound))
-        return torch.cat(rows), self._join([*texts[len(sound) :], self._pad])
-
-    def _join(self, text_ids: Sequence[int], codec: torch.Tensor | None = None) -> torch.Tensor:
-        text = self._text(text_ids)
-        codec = text.new_zeros(len(text), self._talker["hidden_size"]) if codec is None else codec
-        return torch.cat([text, codec], dim=1)
+            now += [*texts, *[self._pad] * len(sound)]
+            beside += [pad.expand(len(texts), -1), sound]
+        else:
+            missing = [self._pad] * (len(sound) - len(texts))
+            now += [*texts, *missing][: len(sound)]
+            later = [*texts[len(sound) :], *later]
+            beside.append(sound)
+        codec = torch.cat([*beside, pad.new_zeros(len(later), pad.shape[1])])
+        rows, rest = torch.cat([self._text([*now, *later]), codec], dim=1).split([len(now), len(later)])
+        return rows, rest
 
     def _frames(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the sums (num_frames, hidden_size) of the embeddings of each frame's codes."""
