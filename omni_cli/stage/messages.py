@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -280,7 +280,9 @@ _decode_shared = msgspec.msgpack.Decoder(tuple[str, Annotated[int, msgspec.Meta(
 _decode_fraction = msgspec.msgpack.Decoder(tuple[int, Annotated[int, msgspec.Meta(ge=1)]]).decode
 _decode_file = msgspec.msgpack.Decoder(CallFile, ext_hook=_value).decode
 decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_value).decode
-decode_report = msgspec.msgpack.Decoder(Report, ext_hook=_value).decode
+# Of what `join` or `pack` made of several.
+decode_commands = msgspec.msgpack.Decoder(list[Command], ext_hook=_value).decode
+decode_reports = msgspec.msgpack.Decoder(list[Report], ext_hook=_value).decode
 
 
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
@@ -289,7 +291,7 @@ def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def pack(value: object) -> bytes:
-    """Encode a struct or dataclass. Raises `TypeError` for a value of a type that is not sent."""
+    """Encode structs or dataclasses. Raises `TypeError` for a value of a type that is not sent."""
     return _encode(value)
 
 
@@ -304,3 +306,8 @@ def encode(message: Command | Report) -> bytes:
     if isinstance(message, AddRequest):
         message = AddRequest(sendable_request(message.request))
     return _encode(message)
+
+
+def join(messages: Sequence[bytes]) -> bytes:
+    """Make one of encoded messages, which are written, read and handled at once."""
+    return _encode([msgspec.Raw(message) for message in messages])

@@ -27,9 +27,10 @@ from omni_cli.stage.messages import (
     StageReady,
     TextChunk,
     WaveformChunk,
-    decode_command,
-    decode_report,
+    decode_commands,
+    decode_reports,
     encode,
+    join,
 )
 
 SAMPLES = np.arange(6, dtype=np.float32)
@@ -63,7 +64,7 @@ def check(case: tuple[bool, bytes]) -> str:
     """Raises for everything but msgspec's own refusals and messages whose arrays are what their shapes say."""
     to_stage, raw = case
     try:
-        message = (decode_command if to_stage else decode_report)(raw)
+        message = (decode_commands if to_stage else decode_reports)(join([raw]))
     except DecodeError:
         return "rejected"
     for array in _arrays(message):

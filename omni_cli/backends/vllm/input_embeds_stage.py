@@ -90,7 +90,7 @@ class InputEmbedsModel(nn.Module):
 
     def add_rows(self, rows: torch.Tensor) -> None:
         """Add rows (num_tokens, embedding_size) to the input embeddings of the next forward pass."""
-        self.input_embeds[: len(rows)] += rows
+        self.input_embeds[: len(rows)].add_(rows)  # `+=` would also copy it to itself
 
     def project_input(self, rows: torch.Tensor) -> torch.Tensor:
         """Project summed embeddings (num_tokens, embedding_size) to the decoder's (num_tokens, hidden_size)."""

@@ -33,8 +33,9 @@ from omni_cli.stage.messages import (
     RequestDone,
     StageReady,
     StopStage,
-    decode_report,
+    decode_reports,
     encode,
+    join,
 )
 from omni_cli.stage.protocol import StageSpec
 
@@ -75,7 +76,7 @@ class StageClient:
         self._ready = False
         self._closed = False
         self._ended = asyncio.Event()
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
         # The stage's requests, and whether all of their input has been sent.
         self._inside: dict[str, bool] = {}
@@ -178,7 +179,7 @@ class StageClient:
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), STOP_GRACE_S)
-        self._outbox.put(None)
+        self._outbox.put(b"")
         await asyncio.to_thread(self._writer.join, STOP_GRACE_S)
 
     async def write_stacks(self) -> Path | None:
@@ -222,7 +223,7 @@ class StageClient:
         sources = [self._connection, self._process.sentinel]
         try:
             while self._connection in connection.wait(sources):
-                self._deliver(decode_report(self._connection.recv_bytes()))
+                self._deliver(*decode_reports(self._connection.recv_bytes()))
         except (EOFError, OSError):
             pass  # the usual end
         except DecodeError as error:
@@ -235,24 +236,26 @@ class StageClient:
     def _write(self) -> None:
         # In a thread, because a write to a hung stage blocks once the pipe is full.
         with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
-            while (content := self._outbox.get()) is not None:
-                self._connection.send_bytes(content)
+            # Requests that came together enter the stage's next step together.
+            while all(contents := [self._outbox.get(), *(self._outbox.get() for _ in range(self._outbox.qsize()))]):
+                self._connection.send_bytes(join(contents))
 
-    def _deliver(self, report: Report | None) -> None:
+    def _deliver(self, *reports: Report | None) -> None:
         # An interrupt may have closed the loop.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._handle, report)
+            self._loop.call_soon_threadsafe(self._handle, *reports)
 
-    def _handle(self, report: Report | None) -> None:
+    def _handle(self, *reports: Report | None) -> None:
         self._heard_s = self._loop.time()
-        match report:
-            case None:
-                self._ended.set()
-            case StageReady():
-                self._ready = True
-            case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
-                self._inside.pop(ended, None)
-        self._on_report(self, report)
+        for report in reports:
+            match report:
+                case None:
+                    self._ended.set()
+                case StageReady():
+                    self._ready = True
+                case RequestDone(request_id=str(ended)) | Failure(request_id=str(ended)):
+                    self._inside.pop(ended, None)
+            self._on_report(self, report)
 
 
 _WATCH_INTERVAL_S = 0.5

@@ -48,8 +48,8 @@ from omni_cli.stage.messages import (
     StageReady,
     StopStage,
     WakeStage,
-    decode_command,
-    encode,
+    decode_commands,
+    pack,
 )
 from omni_cli.stage.protocol import Stage, StageSpec
 from omni_cli.stage.recording import (
@@ -184,11 +184,10 @@ def _note_ends(reports: Iterable[Report]) -> None:
 def _send_reports(stage: Stage, reports: Sequence[Report], emit: _Emitter) -> None:
     if any(isinstance(report, RequestDone) for report in reports):
         # Before the results of requests, so that those who await them see the figures.
-        emit(memory_report())
-        emit(CountersReport(stage.execution_counters))
+        emit(memory_report(), CountersReport(stage.execution_counters))
     with ranges.mark("send reports"):
-        for report in reports:
-            emit(report)
+        if reports:
+            emit(*reports)
         if emit.silent_s > _BEAT_S:
             emit(Alive())
 
@@ -239,7 +238,7 @@ def forget_peaks() -> None:
 
 
 class _Emitter:
-    """Sends one report at a time: a step may report from another thread."""
+    """Sends reports, those of a step at once; a step may report from another thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -251,9 +250,9 @@ class _Emitter:
         """Seconds since the last report."""
         return time.monotonic() - self._said_s
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, *reports: Report) -> None:
         with self._lock:
-            self._connection.send_bytes(encode(report))
+            self._connection.send_bytes(pack(reports))
             self._said_s = time.monotonic()
 
 
@@ -268,10 +267,11 @@ def _read_commands(
             _end_now(scratch)
             return
         try:
-            command = decode_command(raw)
-            if isinstance(command, AbortRequest) and loaded:
-                # The loop reads commands only between steps, and a diffusion's step is a whole batch.
-                loaded[0].interrupt(command.request_id)
+            commands = decode_commands(raw)
+            for command in commands:
+                if isinstance(command, AbortRequest) and loaded:
+                    # The loop reads commands only between steps, and a diffusion's step is a whole batch.
+                    loaded[0].interrupt(command.request_id)
         except Exception as error:  # noqa: BLE001 - without this thread the stage would hang without a reason
             # Later data cannot be trusted.
             with contextlib.suppress(OSError):
@@ -279,8 +279,9 @@ def _read_commands(
                 emit(Failure("stage", message, details=traceback.format_exc()))
             _end_now(scratch)
             return
-        inbox.put(command)
-        del raw, command
+        for command in commands:
+            inbox.put(command)
+        del raw, commands, command
 
 
 def _end_now(scratch: Path) -> None:

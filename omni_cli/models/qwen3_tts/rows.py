@@ -44,32 +44,33 @@ class RowMaker:
 
     def make(self, spoken: Spoken, voice: Voice, *, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of the prompt and those of later frames, of which the last one goes on for ever."""
-        codec, ids, how = self._codecs[0], self._tokenize(spoken.text), spoken.instruction
+        ids, how = self._tokenize(spoken.text), spoken.instruction
         instruction = self._tokenize(f"<|im_start|>user\n{how}<|im_end|>\n") if how else []
         words = self._tokenize(f"{PROMPT_FRAME[0]}{voice.words}<|im_end|>\n")[3:-2] if voice.words else []
         modes = [self._ids["nothink"], self._ids["think_bos"]]
         if spoken.language is not None:
             modes = [self._ids["think"], self._ids["think_bos"], spoken.language]
-        before = codec([*modes, self._ids["think_eos"]])
-        pad, begin = codec([self._ids["pad"]]), codec([self._ids["bos"]])
+        names = [*modes, self._ids["think_eos"]]
+        # All embeddings of a table by one look-up, of which each takes as long as many rows.
+        marks = self._codecs[0]([*names, self._ids["pad"], self._ids["bos"]])
+        before, pad, begin = marks.split([len(names), 1, 1])
         head = torch.cat([before, before[:0] if voice.row is None else voice.row.to(before), pad])
         texts = [*words, *ids[3:-5], self._end]
         sound = begin if voice.codes is None else torch.cat([begin, self._frames(voice.codes)])
-        rows = [
-            self._join([*instruction, *ids[:3]]),
-            self._join([self._pad] * (len(head) - 1) + [self._begin], head),
-        ]
+        first = [*instruction, *ids[:3]]
+        beside = [pad.new_zeros(len(first), pad.shape[1]), head]
+        now, later = [*first, *[self._pad] * (len(head) - 1), self._begin], [self._pad]
         if text_first:
-            rows += [self._join(texts, pad.expand(len(texts), -1)), self._join([self._pad] * len(sound), sound)]
-            return torch.cat(rows), self._join([self._pad])
-        missing = [self._pad] * (len(sound) - len(texts))
-        rows.append(self._join([*texts, *missing][: len(sound)], sound))
-        return torch.cat(rows), self._join([*texts[len(sound) :], self._pad])
-
-    def _join(self, text_ids: Sequence[int], codec: torch.Tensor | None = None) -> torch.Tensor:
-        text = self._text(text_ids)
-        codec = text.new_zeros(len(text), self._talker["hidden_size"]) if codec is None else codec
-        return torch.cat([text, codec], dim=1)
+            now += [*texts, *[self._pad] * len(sound)]
+            beside += [pad.expand(len(texts), -1), sound]
+        else:
+            missing = [self._pad] * (len(sound) - len(texts))
+            now += [*texts, *missing][: len(sound)]
+            later = [*texts[len(sound) :], *later]
+            beside.append(sound)
+        codec = torch.cat([*beside, pad.new_zeros(len(later), pad.shape[1])])
+        rows, rest = torch.cat([self._text([*now, *later]), codec], dim=1).split([len(now), len(later)])
+        return rows, rest
 
     def _frames(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the sums (num_frames, hidden_size) of the embeddings of each frame's codes."""

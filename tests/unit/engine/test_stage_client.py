@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -12,7 +13,15 @@ from omni_cli.config.schema import ARStageConfig
 from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.requests.contents import StageIO
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import AbortRequest, AddRequest, AppendInput, Failure, Progress, RequestDone
+from omni_cli.stage.messages import (
+    AbortRequest,
+    AddRequest,
+    AppendInput,
+    Failure,
+    Progress,
+    RequestDone,
+    decode_commands,
+)
 from omni_cli.stage.protocol import StageSpec
 
 WHOLE = AddRequest(GenerateRequest("a"))
@@ -27,10 +36,14 @@ DONE = RequestDone("a", {})
 FAILED = Failure("stage", "it broke", request_id="a")
 
 
-async def is_busy_after(*messages: Any) -> bool:
+def new_client() -> StageClient:
     family = get_family("Qwen2_5OmniModel")
     spec = StageSpec(ARStageConfig.create("talker"), "folder", family, family.architectures[0], "float32", 0, False)
-    client = StageClient(spec, lambda client, report: None)
+    return StageClient(spec, lambda client, report: None)
+
+
+async def is_busy_after(*messages: Any) -> bool:
+    client = new_client()
     for message in messages:
         if isinstance(message, AddRequest | AppendInput | AbortRequest):
             client.send(message)
@@ -62,3 +75,21 @@ async def is_busy_after(*messages: Any) -> bool:
 )
 def test_busy(messages: tuple[Any, ...], expected: bool) -> None:
     assert asyncio.run(is_busy_after(*messages)) is expected
+
+
+def test_commands_that_came_together_are_sent_at_once() -> None:
+    async def sent() -> list[Any]:
+        client = new_client()
+        client._connection, theirs = multiprocessing.Pipe()
+        client.send(BEGUN)
+        client.send(OTHER)
+        client._writer.start()
+        together = decode_commands(theirs.recv_bytes())
+        client.send(REST)
+        last = decode_commands(theirs.recv_bytes())
+        client._outbox.put(b"")
+        client._writer.join()
+        return [together, last]
+
+    together, last = asyncio.run(sent())
+    assert [command.request.request_id for command in together] == ["a", "b"] and last == [REST]

@@ -29,8 +29,9 @@ from omni_cli.stage.messages import (
     RequestDone,
     TextChunk,
     decode_command,
-    decode_report,
+    decode_reports,
     encode,
+    join,
 )
 
 SAMPLES = np.linspace(-1, 1, 7, dtype=np.float32)
@@ -43,6 +44,11 @@ def arrived(request: GenerateRequest, hops: int = 1) -> GenerateRequest:
         assert isinstance(command, AddRequest)
         request = command.request
     return request
+
+
+def decode_report(raw: bytes) -> Report:
+    (report,) = decode_reports(join([raw]))
+    return report
 
 
 def same(one: Any, other: Any) -> bool:
