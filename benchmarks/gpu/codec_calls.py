@@ -1,4 +1,4 @@
-"""One frame of Qwen3-Omni's code predictor and one piece of its code2wav on a GPU: eager, from graphs, one kernel.
+"""One frame of Qwen3-Omni's code predictor and one piece of its code2wav on a GPU: eager, from graphs, kernels.
 
     PYTHONPATH=. python benchmarks/gpu/codec_calls.py -o DIR [--batches 2 8 32]
 
@@ -128,11 +128,15 @@ def _pieces(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
         fill(name, parameter.data)
     codes = torch.randint(0, given.codebook_size, (max(batches), given.num_quantizers, FRAMES), device=device)
     times: dict[str, Any] = {}
-    for side in ("eager", "graph") if device.type == "cuda" else ("eager",):
+    for side in ("eager", "graph", "kernels") if device.type == "cuda" else ("eager",):
         decoder = StreamingCodecDecoder(module)
-        if side == "graph":
-            backend = CudaGraphBackend(device)
-            decoder.use_graphs(backend, stage="code2wav", sizes=(1, FRAMES), whole=FRAMES, example=codes[..., :1])
+        if side != "eager":
+            from omni_cli.models.codec.row_decoder import RowDecoder
+
+            suits = RowDecoder.suits if side == "kernels" else lambda module: False
+            with replace_attributes(RowDecoder, suits=staticmethod(suits)):
+                backend, example = CudaGraphBackend(device), codes[..., :1]
+                decoder.use_graphs(backend, stage="code2wav", sizes=(1, FRAMES), whole=FRAMES, example=example)
         times[side] = []
         for batch in batches:
             states = [DecoderState() for _ in range(batch)]

@@ -1,4 +1,4 @@
-"""Prints the largest differences between token2wav's fused kernels and torch's operations, as JSON.
+"""Prints the largest differences between fused kernels, token2wav's and code2wav's, and torch's operations, as JSON.
 
     TRITON_INTERPRET=1 python -m support.fused_kernels CASES
 
@@ -17,6 +17,7 @@ from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 
 ensure_torchvision_importable()
 
+from omni_cli.models.codec.streaming import DecoderState, Piece  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.cuda.dit_kernels import (  # noqa: E402
     add_and_norm,
     advance,
@@ -26,6 +27,7 @@ from omni_cli.models.qwen2_5_omni.token2wav.cuda.dit_kernels import (  # noqa: E
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Platform  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings  # noqa: E402
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import Layout  # noqa: E402
+from support.code2wav import KINDS, code2wav, decoders  # noqa: E402
 from support.plain_activation import fused_and_plain  # noqa: E402
 
 
@@ -73,10 +75,26 @@ def steps() -> Iterator[tuple[str, torch.Tensor]]:
         yield f"step {len(rows)}", plain[0] - fused[0]
 
 
+def code2wavs() -> Iterator[tuple[str, torch.Tensor]]:
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "codebook_dim": 32}
+    sizes |= {"intermediate_size": 64, "num_hidden_layers": 1, "latent_dim": 32}
+    codes = torch.randint(64, (2, 4, 3))
+    for kind in KINDS:
+        # Numbers of channels that are not powers of two, a row that sees no other, and rows before the first.
+        module = code2wav(kind, codebook_size=64, num_quantizers=4, decoder_dim=192, upsample_rates=(3, 2), **sizes)
+        streams = [(decoder, [DecoderState() for _ in codes]) for decoder in decoders(module)]
+        for begin, end in ((0, 1), (1, 3)):
+            made = [
+                decoder.decode([Piece(row[:, begin:end], state) for row, state in zip(codes, states, strict=True)])
+                for decoder, states in streams
+            ]
+            yield f"{kind} from frame {begin}", torch.sub(*map(torch.stack, made))
+
+
 def main() -> None:
     torch.manual_seed(0)
     found = {str(case): torch.sub(*fused_and_plain(*case)) for case in json.loads(sys.argv[1])}
-    for kernels in (norms, products, attention, steps):
+    for kernels in (norms, products, attention, steps, code2wavs):
         found |= kernels()
     sys.stdout.write(json.dumps({name: difference.abs().max().item() for name, difference in found.items()}))
 

@@ -16,7 +16,7 @@ LINES = {
     "core": 1_350,
     "engine": 4_350,
     "measure": 11_200,
-    "models": 12_200,
+    "models": 12_400,
     "openai_api": 1_600,
     "records": 2_800,
     "report": 4_250,

@@ -118,8 +118,8 @@ class CodecForDiffusion(DiffusionModel):
         return {f"codec.{name}" for name in state}
 
 
-# Frames of a piece of a request that is not streamed: more is no faster, and takes more memory.
-WHOLE_PIECE_FRAMES = 256
+# Frames of a piece of a request that is not streamed, to which its last piece is padded: 10 s have 125.
+WHOLE_PIECE_FRAMES = 128
 # Frames of all pieces in one step.
 FRAMES_PER_STEP = 1024
 # Urgent are the first chunk of a stream, and one whose audio so far ends within this time.

@@ -34,7 +34,7 @@ class DecoderState:
 
     # Per convolution with context: its last inputs (1, in_channels, context_length).
     contexts: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Per attention layer: keys and values (1, 2, num_key_value_heads, sliding_window - 1, head_dim).
+    # One tensor of all layers: keys and values (1, num_layers, 2, num_key_value_heads, sliding_window - 1, head_dim).
     keys_values: list[torch.Tensor] = field(default_factory=list)
     num_positions: int = 0
 
@@ -82,6 +82,7 @@ class DecoderCall(nn.Module):
         self._call: Callable[[torch.Tensor], torch.Tensor] = call
         self._contexts: dict[int, torch.Tensor] | None = None
         self._kept: dict[int, torch.Tensor] = {}
+        self._decoder: Any = decoder
         for index, convolution in enumerate(_causal_convolutions(decoder)):
             self._follow(convolution, index)
         (transformer,) = [part for part in decoder.modules() if hasattr(part, "rotary_emb")]
@@ -102,7 +103,8 @@ class DecoderCall(nn.Module):
         """
         self._contexts, self._kept = contexts, {}
         self._starts = starts.to(codes.device, non_blocking=True)[:, None]
-        self._window = KeyValueCache(keys_values, self._config.sliding_window - 1)
+        layers = [layer for pairs in keys_values for layer in pairs.unbind(1)]
+        self._window = KeyValueCache(layers, self._config.sliding_window - 1)
         try:
             samples = self._call(codes)[:, 0]
         finally:
@@ -112,7 +114,19 @@ class DecoderCall(nn.Module):
         if contexts:
             # A request's first frame has fewer samples.
             self.samples_per_frame = samples.shape[-1] // num_frames
-        return samples, self._kept, self._window.kept
+        return samples, self._kept, [torch.stack(self._window.kept, dim=1)]
+
+    def use_kernels(self) -> None:
+        """Let code2wav run as few kernels, on a device that has Triton, if `RowDecoder` suits it."""
+        from omni_cli.models.codec.row_decoder import RowDecoder, fuse_operations
+
+        if RowDecoder.suits(self._decoder):
+            fuse_operations(self._decoder)
+            self._decoder.decoder = RowDecoder(
+                self._decoder.decoder,
+                context=lambda: (self._contexts or {}).get(_ROWS),
+                keep=lambda context: self._kept.update({_ROWS: context}),
+            )
 
     def _follow(self, module: nn.Module, index: int) -> None:
         """Let a causal convolution continue where the requests' last pieces ended."""
@@ -204,6 +218,8 @@ class StreamingCodecDecoder:
         A request's last piece is padded to the next of them. `example` (max_batch, num_codebooks, 1) are any codes. The
         graphs of a stream are captured now for all numbers of requests in a call, those of `whole` on first use.
         """
+        if example.is_cuda:
+            self.call.use_kernels()
         self._lengths = {True: sorted({sizes[0], whole}), False: sorted({*sizes[1:], whole})}
         self._sizes = batch_sizes(len(example))
         num_graphs = sum(map(len, self._lengths.values())) * len(self._sizes)
@@ -262,8 +278,7 @@ class StreamingCodecDecoder:
         if spare:
             codes = torch.cat([codes, codes[-1:].expand(spare, -1, -1)])
         contexts = {index: _join_rows([row.contexts[index] for row in rows]) for index in first.contexts}
-        layers = range(len(first.keys_values))
-        keys_values = [_join_rows([row.keys_values[layer] for row in rows]) for layer in layers]
+        keys_values = [_join_rows([*pairs]) for pairs in zip(*(row.keys_values for row in rows), strict=True)]
         starts = torch.tensor([row.num_positions for row in rows])
         if replays and self._graphs is not None:
             samples, contexts, keys_values = self._graphs(codes, starts, contexts, keys_values)
@@ -313,8 +328,8 @@ def _causal_convolutions(decoder: nn.Module) -> list[nn.Module]:
 _CAUSAL = {"causal": True, "pad_mode": "constant", "trim_right_ratio": 1.0}
 
 
-# Key of the latest codes (num_codebooks, num_frames) in a state's contexts.
-_CODES = 0
+# Keys of a state's contexts: the latest codes (num_codebooks, num_frames), and those of `RowDecoder`.
+_CODES, _ROWS = 0, -1
 
 
 class LookaheadDecoder:

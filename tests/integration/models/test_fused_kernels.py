@@ -1,4 +1,4 @@
-"""token2wav's fused kernels, run on the CPU by Triton's interpreter; `tests/gpu` runs them compiled."""
+"""token2wav's and code2wav's fused kernels, run on the CPU by Triton's interpreter; `tests/gpu` runs them compiled."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def test_the_kernels_compute_what_torchs_operations_do():
     made = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])
-    # A sum and its norm, a product, attention in four ways, its keys, a step's parts with guidance and without.
-    assert len(found) == len(CASES) + 2 + 1 + 5 + 2 * 5
+    # A sum and its norm, a product, attention in four ways, its keys, a step's parts with guidance and without, and two
+    # pieces of two decoders.
+    assert len(found) == len(CASES) + 2 + 1 + 5 + 2 * 5 + 2 * 2
     assert max(found.values()) < 2e-5, found
 
 

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from omni_cli.models.codec.row_kernel import cosine
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import ALIGNMENT
 
 # A thread makes a run of samples, one after another. Its filters begin 12 samples earlier, so long runs have less work;
@@ -27,16 +28,6 @@ _AT_ONCE = 128
 _SHORT_RUN = 60
 # Values of a program of the mean.
 _MEAN_VALUES = 1024
-
-
-@triton.jit
-def _cosine(angle, APPROXIMATE: tl.constexpr):  # type: ignore[no-untyped-def] # Triton's own types
-    """The GPU's own instruction, within 5e-7 of the cosine; Triton's interpreter has none."""
-    if APPROXIMATE:
-        return tl.inline_asm_elementwise(
-            "cos.approx.ftz.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return tl.cos(angle)
 
 
 @triton.jit
@@ -73,7 +64,7 @@ def _filter(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _snake(value, speed, weight, APPROXIMATE: tl.constexpr):  # type: ignore[no-untyped-def]
-    return value - weight * _cosine(speed * value, APPROXIMATE)
+    return value - weight * cosine(speed * value, APPROXIMATE)
 
 
 @triton.jit
