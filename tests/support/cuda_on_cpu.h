@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #define __device__ inline
 #define __global__
+#define __noinline__
 #define __launch_bounds__(...)
 
 using std::max;
@@ -43,6 +45,12 @@ struct Fiber {
     Index thread, block;
     bool done = false;
 };
+struct Copies {
+    int count;
+    unsigned parity = 0;
+    std::vector<std::function<void()>> waiting;
+};
+inline std::map<void*, Copies> copies;
 inline std::vector<Fiber> fibers;
 inline std::vector<Block> blocks;
 inline ucontext_t scheduler;
@@ -147,6 +155,21 @@ inline uint4 constant(const void* at) { return *static_cast<const uint4*>(at); }
 inline unsigned atomicAdd(unsigned* at, unsigned value) { return (*at += value) - value; }
 inline void add_released(unsigned* counter) { ++*counter; }
 inline unsigned read_acquired(const unsigned* counter) { return *counter; }
+// A copy comes once its barrier is asked after, and before that its place has no numbers.
+inline void prepare(unsigned long long* barrier, int copies) { emulated::copies[barrier] = {copies}; }
+inline void copy(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
+    std::memset(to, 0xff, bytes);
+    emulated::copies[barrier].waiting.push_back([=] { std::memcpy(to, from, bytes); });
+}
+inline bool filled(unsigned long long* barrier, unsigned parity) {
+    emulated::Copies& copies = emulated::copies[barrier];
+    if (int(copies.waiting.size()) == copies.count) {
+        for (const auto& each : copies.waiting) each();
+        copies.waiting.clear();
+        copies.parity ^= 1;
+    }
+    return copies.parity != parity;
+}
 inline void yield_program() { emulated::yield(); }
 inline char* shared_memory() { return reinterpret_cast<char*>(emulated::block().memory.data()); }
 

@@ -5,8 +5,8 @@
 // the columns of every matrix product. Between two products they wait for each other at a counter; meanwhile they read
 // the weights of the next one. Values are rounded where transformers' layers round them.
 //
-// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, TOP_K, TOP_P, TEMPERATURE and EPSILON are
-// defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and inside their
+// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, SHARED_BYTES, TOP_K, TOP_P, TEMPERATURE and
+// EPSILON are defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and inside their
 // MLPs; heads of queries, of keys and values, and their size; the codes of a codebook; and eights of requests.
 //
 // It fits into the caches of instructions: unrolled further, each phase waits for its own code.
@@ -271,13 +271,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     const int program = blockIdx.x;
     bf16* normalized = reinterpret_cast<bf16*>(shared_memory());
     float* partial = reinterpret_cast<float*>(normalized + ROWS * STRIDE);
+    bf16* slots = reinterpret_cast<bf16*>(partial + WARPS * MOST_ROWS * (ROWS + 1));
+    Feed feed = {qkv_weight, out_weight, gate_up_weight, down_weight, head_weight, slots};
+    Ring ring = {feed, slots};
+    ring.start();
     constexpr int QKV_COUNT = share(QKV), COUNT = share(WIDTH), INNER_COUNT = share(INNER), CODE_COUNT = share(CODES);
     const int qkv_first = program * QKV_COUNT, first = program * COUNT, inner_first = program * INNER_COUNT;
     const int code_first = program * CODE_COUNT;
-    static_assert(COUNT <= MOST_ROWS && CODE_COUNT <= MOST_ROWS);
-    const auto rows = [](const bf16* matrix, int begin, int count, int total, int depth) {
-        return [=](int row) { return row < count && begin + row < total ? matrix + (begin + row) * depth : nullptr; };
-    };
     const auto copy_row = [&](const bf16* from, int request) {
         for (int item = threadIdx.x * 8; item < WIDTH; item += THREADS * 8)
             *reinterpret_cast<uint4*>(hidden + request * WIDTH + item) = constant(from + item);
@@ -294,44 +294,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     for (int position = 0; position <= NUM_CODES; ++position) {
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; ++layer) {
-            const bf16* gate_matrix = gate_up_weight + layer * 2 * INNER * WIDTH;
-            const bf16* up_matrix = gate_matrix + INNER * WIDTH;
-            const bf16* down_matrix = down_weight + layer * WIDTH * INNER;
             Norm norm;
             {
-                Weights<WIDTH, QKV_COUNT> weights;
-                weights.load(rows(qkv_weight + layer * QKV * WIDTH, qkv_first, QKV_COUNT, QKV, WIDTH));
                 norm.load(norms + 2 * layer * WIDTH);
                 wait(counter, ++turn);
                 norm.apply(hidden, batch, normalized);
-                weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
+                ring.multiply_by<Qkv, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
                     if (qkv_first + row < QKV) qkv[request * QKV + qkv_first + row] = narrow(sum);
                 });
                 arrive(counter);
+                ring.refill(Qkv::COUNT_SLOTS);
             }
             {
-                Weights<HEADS * SIZE, COUNT> weights;
-                weights.load(rows(out_weight + layer * WIDTH * HEADS * SIZE, first, COUNT, WIDTH, HEADS * SIZE));
                 Attention attention;
                 attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
                 wait(counter, ++turn);
                 attention.apply(qkv, cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE, attended, batch, position, partial);
                 arrive(counter);
                 wait(counter, ++turn);
-                weights.template multiply_by<true>(attended, HEADS * SIZE, batch, partial, add);
+                ring.multiply_by<Out, true>(attended, HEADS * SIZE, batch, partial, add);
                 arrive(counter);
+                ring.refill(Out::COUNT_SLOTS);
             }
             {
-                Weights<WIDTH, 2 * INNER_COUNT> weights;
-                const auto gates = rows(gate_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
-                const auto ups = rows(up_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
-                weights.load([&](int row) { return row < INNER_COUNT ? gates(row) : ups(row - INNER_COUNT); });
                 norm.load(norms + (2 * layer + 1) * WIDTH);
                 wait(counter, ++turn);
                 norm.apply(hidden, batch, normalized);
                 static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
                 float* sums = reinterpret_cast<float*>(normalized);
-                weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
+                ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
                     sums[request * 2 * INNER_COUNT + row] = rounded(sum);
                 });
                 __syncthreads();
@@ -343,26 +334,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
                     if (inner_first + row < INNER) inner[request * INNER + inner_first + row] = narrow(gate * pair[INNER_COUNT]);
                 }
                 arrive(counter);
+                ring.refill(GateUp::COUNT_SLOTS);
             }
             {
-                Weights<INNER, COUNT> weights;
-                weights.load(rows(down_matrix, first, COUNT, WIDTH, INNER));
                 wait(counter, ++turn);
-                weights.template multiply_by<true>(inner, INNER, batch, partial, add);
+                ring.multiply_by<Down, true>(inner, INNER, batch, partial, add);
                 arrive(counter);
+                ring.refill(Down::COUNT_SLOTS);
             }
         }
         if (position > 0) {
-            Weights<WIDTH, CODE_COUNT> weights;
-            weights.load(rows(head_weight + (position - 1) * CODES * WIDTH, code_first, CODE_COUNT, CODES, WIDTH));
             Norm norm;
             norm.load(last_norm);
             wait(counter, ++turn);
             norm.apply(hidden, batch, normalized);
-            weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
+            ring.multiply_by<Logits, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
                 if (code_first + row < CODES) logits[request * CODES + code_first + row] = narrow(sum);
             });
             arrive(counter);
+            ring.refill(Logits::COUNT_SLOTS);
         }
         wait(counter, ++turn);
         static_assert((2 * CODES + 4 * WARPS + 2) * sizeof(u32) <= ROWS * STRIDE * sizeof(bf16));

@@ -2,6 +2,7 @@
 
 typedef unsigned short bf16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
@@ -40,10 +41,10 @@ __device__ uint4 constant(const void* at) {
 
 // sums (16 x 8) += left (16 x 16) times right (16 x 8), as the fragments of a warp's threads.
 __device__ void multiply(float* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 __device__ void add_released(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter)); }
@@ -51,6 +52,24 @@ __device__ u32 read_acquired(const u32* counter) {
     u32 value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter));
     return value;
+}
+
+// Copies to shared memory: a barrier is there for a number of them, and is filled once for each time that they have come.
+__device__ u32 shared_address(const void* at) { return __cvta_generic_to_shared(at); }
+__device__ void prepare(u64* barrier, int copies) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n\tfence.proxy.async.shared::cta;"
+                 : : "r"(shared_address(barrier)), "r"(copies) : "memory");
+}
+__device__ void copy(void* to, const void* from, u32 bytes, u64* barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n\t"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];"
+                 : : "r"(shared_address(barrier)), "r"(bytes), "r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ bool filled(u64* barrier, u32 parity) {
+    u32 done;
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    return done;
 }
 __device__ void yield_program() {}
 __device__ char* shared_memory() {
@@ -87,62 +106,145 @@ __device__ void wait(const u32* counter, int times) {
     __syncthreads();
 }
 
-// Weights of a program's rows of a matrix (total, DEPTH) in the registers of its threads. A warp has an eighth of the
-// depth, and a thread eight numbers of two rows of each 16 x 32: of two steps of `multiply`, whose order within the depth
-// is thus another one, for the other factor as well.
-template <int DEPTH, int COUNT>
-struct Weights {
-    static constexpr int STEPS = DEPTH / WARPS / 32, HALVES = COUNT > 8 ? 2 : 1;
-    uint4 values[tiles(COUNT)][STEPS][HALVES];
+// A matrix (TOTAL, DEPTH) for each layer, or GROUPS of them one after the other, of which a program has COUNT rows. They
+// come in slots of eight rows and PART of the depth.
+__device__ constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
+constexpr int PART = gcd(gcd(WIDTH, HEADS * SIZE), INNER), PART_STRIDE = PART + 32, SLOT = 8 * PART_STRIDE;
+constexpr int SLOTS = (SHARED_BYTES - ROWS * STRIDE * 2 - WARPS * MOST_ROWS * (ROWS + 1) * 4) / (SLOT * 2);
+template <int DEPTH, int TOTAL, int GROUPS = 1>
+struct Matrix {
+    static constexpr int OWN = share(TOTAL), COUNT = GROUPS * OWN, HALVES = COUNT > 8 ? 2 : 1;
+    static constexpr int PARTS = DEPTH / PART, COUNT_SLOTS = (COUNT + 7) / 8 * PARTS;
 
-    template <typename Row>
-    __device__ void load(Row row) {
-#pragma unroll
-        for (int tile = 0; tile < tiles(COUNT); ++tile)
-#pragma unroll
-            for (int half = 0; half < HALVES; ++half) {
-                const bf16* at = row(tile * 16 + half * 8 + lane() / 4);
-#pragma unroll
-                for (int step = 0; step < STEPS; ++step)
-                    values[tile][step][half] =
-                        at ? constant(at + (warp() * STEPS + step) * 32 + lane() % 4 * 8) : uint4{0, 0, 0, 0};
-            }
+    // Return a thread's row of a slot. Rows that do not exist are others again.
+    __device__ static const bf16* find(const bf16* weights, int layer, int slot) {
+        const int row = min(slot / PARTS * 8 + lane(), COUNT - 1), own = min(int(blockIdx.x) * OWN + row % OWN, TOTAL - 1);
+        return weights + ((layer * GROUPS + row / OWN) * TOTAL + own) * DEPTH + slot % PARTS * PART;
+    }
+};
+using Qkv = Matrix<WIDTH, QKV>;
+using Out = Matrix<HEADS * SIZE, WIDTH>;
+using GateUp = Matrix<WIDTH, INNER, 2>;
+using Down = Matrix<INNER, WIDTH>;
+using Logits = Matrix<WIDTH, CODES>;
+
+__device__ int wrapped(int slot) { return slot < SLOTS ? slot : slot - SLOTS; }
+__device__ u64* barrier(bf16* slots, int slot) { return reinterpret_cast<u64*>(slots + slot * SLOT + PART); }
+
+// Copies a program's weights to slots, in the order of their use.
+struct Feed {
+    const bf16 *qkv, *out, *gate_up, *down, *logits;
+    bf16* slots;
+    int position, layer, next;  // of the slot that is filled next; the last layer is the logits
+
+    // It is one function, for the caches of instructions.
+    __device__ __noinline__ void fill(int first, int count) {
+        constexpr int ALL_SLOTS = Qkv::COUNT_SLOTS + Out::COUNT_SLOTS + GateUp::COUNT_SLOTS + Down::COUNT_SLOTS;
+#pragma unroll 1
+        for (int index = 0; index < count && position <= NUM_CODES; ++index) {
+            const int slot = wrapped(first + index);
+            const bool last = layer == LAYERS;
+            int turn = next;
+            const bf16* row;
+            if (last) row = Logits::find(logits, position - 1, turn);
+            else if (turn < Qkv::COUNT_SLOTS) row = Qkv::find(qkv, layer, turn);
+            else if ((turn -= Qkv::COUNT_SLOTS) < Out::COUNT_SLOTS) row = Out::find(out, layer, turn);
+            else if ((turn -= Out::COUNT_SLOTS) < GateUp::COUNT_SLOTS) row = GateUp::find(gate_up, layer, turn);
+            else row = Down::find(down, layer, turn - GateUp::COUNT_SLOTS);
+            if (lane() < 8) copy(slots + slot * SLOT + lane() * PART_STRIDE, row, PART * sizeof(bf16), barrier(slots, slot));
+            if (++next < (last ? Logits::COUNT_SLOTS : ALL_SLOTS)) continue;
+            next = 0;
+            if (++layer < LAYERS + (position > 0)) continue;
+            layer = 0;
+            ++position;
+        }
+    }
+};
+
+// Weights in shared memory. All SLOTS are full or being filled: once a product has used some, those that come next are
+// copied there, while the program waits for the others.
+struct Ring {
+    Feed& feed;
+    bf16* slots;
+    int first = 0;   // the slot that the next product begins with, and of how often it was filled
+    u32 parity = 1;
+
+    __device__ void start() {
+        if (threadIdx.x < SLOTS) prepare(barrier(slots, threadIdx.x), 8);
+        __syncthreads();
+        refill(SLOTS);
     }
 
-    // Call `done(row, request, sum)` for each row and request; `factor` are `batch` rows of DEPTH, `stride` apart.
-    template <bool FRESH, typename Done>
+    // Fill slots from the first one on.
+    __device__ void refill(int count) {
+        if (warp() == WARPS - 1) feed.fill(first, count);
+        first += count;
+        parity ^= first >= SLOTS;
+        first = wrapped(first);
+    }
+
+    // Call `done(row, request, sum)` for each row and request of a product; `factor` are `batch` rows of the depth, `stride`
+    // apart. A warp has an eighth of each part of the depth, and a thread eight numbers of two rows of each 16 x 32: of two
+    // steps of `multiply`, whose order within the depth is thus another one, for the other factor as well.
+    template <typename M, bool FRESH, typename Done>
     __device__ void multiply_by(const bf16* factor, int stride, int batch, float* partial, Done done) {
-        float sums[tiles(COUNT)][TILES][4] = {};
+        constexpr int STEPS = PART / WARPS / 32, TALL = tiles(M::COUNT), across = ROWS + 1;
+        static_assert(M::COUNT_SLOTS <= SLOTS && M::COUNT <= MOST_ROWS);
+        const int begin = warp() * STEPS * 32 + lane() % 4 * 8;
+        uint4 right[M::PARTS][STEPS][TILES];
+        const auto load = [&](int part) {
 #pragma unroll
-        for (int step = 0; step < STEPS; ++step)
+            for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-            for (int n = 0; n < TILES; ++n) {
-                const int request = n * 8 + lane() / 4;
-                const bf16* at = factor + request * stride + (warp() * STEPS + step) * 32 + lane() % 4 * 8;
-                uint4 right = {0, 0, 0, 0};
-                if (request < batch) right = FRESH ? fresh(at) : *reinterpret_cast<const uint4*>(at);
+                for (int n = 0; n < TILES; ++n) {
+                    const int request = n * 8 + lane() / 4;
+                    const bf16* at = factor + request * stride + part * PART + begin + step * 32;
+                    right[part][step][n] = {0, 0, 0, 0};
+                    if (request < batch) right[part][step][n] = FRESH ? fresh(at) : *reinterpret_cast<const uint4*>(at);
+                }
+        };
+        constexpr bool ahead = M::PARTS * STEPS * TILES <= 36;  // as many as there are registers for
 #pragma unroll
-                for (int tile = 0; tile < tiles(COUNT); ++tile) {
-                    const uint4 upper = values[tile][step][0];
-                    const uint4 lower = HALVES == 2 ? values[tile][step][HALVES - 1] : uint4{0, 0, 0, 0};
-                    multiply(sums[tile][n], upper.x, lower.x, upper.y, lower.y, right.x, right.y);
-                    multiply(sums[tile][n], upper.z, lower.z, upper.w, lower.w, right.z, right.w);
+        for (int part = 0; part < (ahead ? M::PARTS : 0); ++part) load(part);
+        for (int slot = lane(); slot < M::COUNT_SLOTS; slot += 32)
+            while (!filled(barrier(slots, wrapped(first + slot)), parity ^ (first + slot >= SLOTS))) yield_program();
+        __syncwarp();
+        float sums[TALL][TILES][4] = {};
+#pragma unroll
+        for (int part = 0; part < M::PARTS; ++part) {
+            if (!ahead) load(part);
+#pragma unroll
+            for (int tile = 0; tile < TALL; ++tile) {
+                const bf16* rows[2];
+                for (int half = 0; half < 2; ++half)
+                    rows[half] = slots + wrapped(first + (tile * 2 + half) * M::PARTS + part) * SLOT + lane() / 4 * PART_STRIDE + begin;
+#pragma unroll
+                for (int step = 0; step < STEPS; ++step) {
+                    const uint4 upper = *reinterpret_cast<const uint4*>(rows[0] + step * 32);
+                    uint4 lower = {0, 0, 0, 0};
+                    if (tile * 16 + 8 < M::COUNT) lower = *reinterpret_cast<const uint4*>(rows[1] + step * 32);
+#pragma unroll
+                    for (int n = 0; n < TILES; ++n) {
+                        const uint4 other = right[part][step][n];
+                        multiply(sums[tile][n], upper.x, lower.x, upper.y, lower.y, other.x, other.y);
+                        multiply(sums[tile][n], upper.z, lower.z, upper.w, lower.w, other.z, other.w);
+                    }
                 }
             }
-        constexpr int across = ROWS + 1;
+        }
 #pragma unroll
-        for (int tile = 0; tile < tiles(COUNT); ++tile)
+        for (int tile = 0; tile < TALL; ++tile)
 #pragma unroll
             for (int n = 0; n < TILES; ++n)
 #pragma unroll
-                for (int item = 0; item < 2 * Weights::HALVES; ++item) {
+                for (int item = 0; item < 2 * M::HALVES; ++item) {
                     const int row = tile * 16 + item / 2 * 8 + lane() / 4, request = n * 8 + lane() % 4 * 2 + item % 2;
                     partial[(warp() * MOST_ROWS + row) * across + request] = sums[tile][n][item];
                 }
         __syncthreads();
 #pragma unroll 1
-        for (int index = threadIdx.x; index < COUNT * batch; index += THREADS) {
-            const int row = index % COUNT, request = index / COUNT;
+        for (int index = threadIdx.x; index < M::COUNT * batch; index += THREADS) {
+            const int row = index % M::COUNT, request = index / M::COUNT;
             float sum = 0;
             for (int part = 0; part < WARPS; ++part) sum += partial[(part * MOST_ROWS + row) * across + request];
             done(row, request, sum);

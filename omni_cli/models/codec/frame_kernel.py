@@ -15,6 +15,8 @@ from omni_cli.core.compat import replace_attributes
 SOURCE = Path(__file__).with_name("frame.cu")
 # Programs, which wait for each other: each needs a multiprocessor of its own.
 _PROGRAMS, _THREADS = 128, 256
+# All shared memory of a multiprocessor of compute capability 9 or 10, which have copies in bulk.
+SHARED_BYTES = 227 << 10
 # More requests would need more registers than there are.
 _MOST_REQUESTS = 32
 
@@ -76,7 +78,7 @@ class FrameKernel:
         num_codes = network.head(1, weight.new_zeros((1, config.hidden_size))).shape[-1]
         return (
             torch.version.hip is None
-            and device.major >= 8
+            and device.major in (9, 10)
             and device.multi_processor_count >= _PROGRAMS
             and weight.dtype == torch.bfloat16
             and (config.hidden_act, config.attention_bias) == ("silu", False)
@@ -108,7 +110,7 @@ class FrameKernel:
         tiles = -(-batch // 8)
         self._compiled[tiles](
             grid=(self.sizes["PROGRAMS"], 1, 1), block=(_THREADS, 1, 1), args=[*tensors, batch, self._rows],
-            shared_mem=self.shared_bytes(tiles),
+            shared_mem=SHARED_BYTES,
         )  # fmt: skip
 
     def compile(self) -> None:
@@ -128,21 +130,13 @@ class FrameKernel:
                 SOURCE.read_text(), "frame",
                 cuda_include_dirs=[str(SOURCE.parent)], nvcc_options=self.definitions(tiles),
             )  # fmt: skip
-            kernel.set_shared_memory_config(self.shared_bytes(tiles))
+            kernel.set_shared_memory_config(SHARED_BYTES)
         return kernel
 
     def definitions(self, tiles: int) -> list[str]:
         """Return the options of a compiler that define a kernel's sizes."""
-        return [f"-D{name}={value}" for name, value in {**self.sizes, "TILES": tiles}.items()]
-
-    def shared_bytes(self, tiles: int) -> int:
-        """Return the shared memory of a program: normalized rows, and each warp's sums of a product."""
-        sizes = self.sizes
-        qkv = (sizes["HEADS"] + 2 * sizes["SHARED"]) * sizes["SIZE"]
-        most = max(2 * -(-sizes["INNER"] // sizes["PROGRAMS"]), -(-qkv // sizes["PROGRAMS"]))
-        rows = 16 * -(-most // 16)
-        total: int = 8 * tiles * (sizes["WIDTH"] + 32) * 2 + 8 * rows * (8 * tiles + 1) * 4
-        return total
+        sizes = {**self.sizes, "TILES": tiles, "SHARED_BYTES": SHARED_BYTES}
+        return [f"-D{name}={value}" for name, value in sizes.items()]
 
 
 def _join(weights: Sequence[torch.Tensor]) -> torch.Tensor:

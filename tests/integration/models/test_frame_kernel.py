@@ -14,7 +14,7 @@ from support.code_predictors import CODEBOOKS, CODES, kernel_predictor, misdrawn
 from support.fake_graphs import FakeBackend
 
 from omni_cli.models.codec.code_predictor import CodePredictor, CodeSampling
-from omni_cli.models.codec.frame_kernel import SOURCE, FrameKernel
+from omni_cli.models.codec.frame_kernel import SHARED_BYTES, SOURCE, FrameKernel
 
 EMULATION = Path(__file__).parents[2] / "support/cuda_on_cpu.h"
 PROGRAMS, THREADS = 4, 256
@@ -33,7 +33,7 @@ class EmulatedKernel(FrameKernel):
         source.write_text(
             f'#include "{EMULATION}"\n#include "{SOURCE}"\n'
             'extern "C" void run(void** given, int batch, int most) {\n'
-            f"    emulated::launch({PROGRAMS}, {THREADS}, {self.shared_bytes(tiles)}, "
+            f"    emulated::launch({PROGRAMS}, {THREADS}, {SHARED_BYTES}, "
             f"[=] {{ frame({arguments}, batch, most); }});\n}}\n"
         )
         library = self.folder / f"frame{tiles}.so"
