@@ -2,12 +2,13 @@
 //
 // Launched operation by operation, a frame is a thousand kernels of three microseconds, most of which wait for the one
 // before. Here as many programs (blocks) as the device has room for stay for the whole frame. Each computes its share of
-// the columns of every matrix product. Between two products they wait for each other at a counter; meanwhile they read
-// the weights of the next one. Values are rounded where transformers' layers round them.
+// the columns of every matrix product, from values that it waits for; meanwhile the weights of the next products come.
+// Values are rounded where transformers' layers round them.
 //
-// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, SHARED_BYTES, TOP_K, TOP_P, TEMPERATURE and
-// EPSILON are defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and inside their
-// MLPs; heads of queries, of keys and values, and their size; the codes of a codebook; and eights of requests.
+// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, SHARED_BYTES, TOP_K, TOP_P, TEMPERATURE
+// and EPSILON are defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and
+// inside their MLPs; heads of queries, of keys and values, and their size; the codes of a codebook; eights of requests;
+// and a program's shared memory.
 //
 // It fits into the caches of instructions: unrolled further, each phase waits for its own code.
 
@@ -22,6 +23,10 @@ struct Head {
     __device__ void load(const bf16* at) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) pairs[pair] = fresh_pair(at + (lane() * PAIRS + pair) * 2);
+    }
+    __device__ u32 greatest(u32 so_far) const {
+        for (int pair = 0; pair < PAIRS; ++pair) so_far = __vimax3_u16x2(so_far, so_far, pairs[pair]);
+        return so_far;
     }
     __device__ void store(bf16* at) const {
 #pragma unroll
@@ -80,7 +85,7 @@ struct Attention {
     }
 
     // Attend, and keep the new keys and values in `cache` (max_batch, 2, SHARED, LENGTH, SIZE).
-    __device__ void apply(const bf16* qkv, bf16* cache, bf16* attended, int batch, int position, float* room) {
+    __device__ void apply(const bf16* qkv, bf16* cache, bf16* attended, bf16* cleared, int batch, int position, float* room) {
         const int own = uniform(warp()), past = lane() / THREADS_PER_KEY, begin = lane() % THREADS_PER_KEY * PART;
         float* numbers = room + own * GROUP * SIZE;  // the queries
 #pragma unroll 1
@@ -91,10 +96,6 @@ struct Attention {
             bf16* values = keys + SHARED * LENGTH * SIZE;
             Head key, value, query[GROUP], old[LENGTH];
             uint4 parts[PART / 8];
-            key.load(row + (HEADS + head) * SIZE);
-            value.load(row + (HEADS + SHARED + head) * SIZE);
-#pragma unroll
-            for (int member = 0; member < GROUP; ++member) query[member].load(row + (head * GROUP + member) * SIZE);
 #pragma unroll
             for (int part = 0; part < PART / 8; ++part)
                 parts[part] = past < position ? fresh(keys + past * SIZE + begin + part * 8) : uint4{0, 0, 0, 0};
@@ -102,6 +103,17 @@ struct Attention {
             for (int index = 0; index < LENGTH; ++index) {
                 old[index] = {};
                 if (index < position) old[index].load(values + index * SIZE);
+            }
+            for (bool missing = true; missing;) {
+                key.load(row + (HEADS + head) * SIZE);
+                value.load(row + (HEADS + SHARED + head) * SIZE);
+                u32 most = key.greatest(value.greatest(0));
+#pragma unroll
+                for (int member = 0; member < GROUP; ++member) query[member].load(row + (head * GROUP + member) * SIZE);
+#pragma unroll
+                for (int member = 0; member < GROUP; ++member) most = query[member].greatest(most);
+                missing = lacks(most);
+                if (missing) yield_program();
             }
             key.rotate(key_weight, cosines, sines);
             key.store(keys + position * SIZE);
@@ -146,6 +158,8 @@ struct Attention {
                 for (int pair = 0; pair < PAIRS; ++pair)
                     result.pairs[pair] = pack(results[member][2 * pair], results[member][2 * pair + 1]);
                 result.store(attended + (request * HEADS + head * GROUP + member) * SIZE);
+                for (int pair = 0; pair < PAIRS; ++pair) result.pairs[pair] = NOTHING << 16 | NOTHING;
+                result.store(cleared + (request * HEADS + head * GROUP + member) * SIZE);
             }
         }
     }
@@ -225,7 +239,8 @@ __device__ int draw(const bf16* logits, float drawn, u32* room) {
         const int code = item * THREADS + threadIdx.x;
         keys[item] = 0;
         if (code >= CODES) continue;
-        const u32 bits = fresh_one(logits + code);
+        u32 bits;
+        while ((bits = fresh_one(logits + code)) == NOTHING) yield_program();
         numbers[item] = wide(bits);
         keys[item] = (bits & 0x8000 ? 0xffff - bits : 0x8000 + bits) * PADDED + PADDED - 1 - code;
         most = fmaxf(most, numbers[item]);
@@ -266,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     const bf16* given, const float* draws, long long* codes, const bf16* qkv_weight, const bf16* out_weight,
     const bf16* gate_up_weight, const bf16* down_weight, const bf16* norms, const bf16* head_norms, const bf16* last_norm,
     const bf16* head_weight, const bf16* tables, const bf16* cosines, const bf16* sines, bf16* hidden, bf16* qkv,
-    bf16* attended, bf16* inner, bf16* logits, bf16* cache, u32* counter, int batch, int max_batch) {
+    bf16* attended, bf16* inner, bf16* logits, bf16* cache, int batch, int max_batch) {
     // Write `codes` (batch, NUM_CODES) that follow the rows `given` (batch, 2, WIDTH).
     const int program = blockIdx.x;
     bf16* normalized = reinterpret_cast<bf16*>(shared_memory());
@@ -275,97 +290,100 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     Feed feed = {qkv_weight, out_weight, gate_up_weight, down_weight, head_weight, slots};
     Ring ring = {feed, slots};
     ring.start();
-    constexpr int QKV_COUNT = share(QKV), COUNT = share(WIDTH), INNER_COUNT = share(INNER), CODE_COUNT = share(CODES);
-    const int qkv_first = program * QKV_COUNT, first = program * COUNT, inner_first = program * INNER_COUNT;
-    const int code_first = program * CODE_COUNT;
-    const auto copy_row = [&](const bf16* from, int request) {
-        for (int item = threadIdx.x * 8; item < WIDTH; item += THREADS * 8)
-            *reinterpret_cast<uint4*>(hidden + request * WIDTH + item) = constant(from + item);
+    constexpr int COUNT = share(WIDTH), INNER_COUNT = share(INNER);
+    // One half of a room (2, max_batch, columns).
+    const auto half = [=](bf16* room, int columns, int use) { return room + use % 2 * max_batch * columns; };
+    const auto write = [=](bf16* room, int columns, int use, int request, int column, bf16 value) {
+        if (column >= columns) return;
+        half(room, columns, use)[request * columns + column] = value;
+        half(room, columns, use + 1)[request * columns + column] = NOTHING;
     };
-    const auto add = [&](int row, int request, float sum) {
-        if (first + row >= WIDTH) return;
-        bf16* at = hidden + request * WIDTH + first + row;
-        *at = narrow(wide(fresh_one(at)) + rounded(sum));
+    // Rooms of hidden states: of the codes' embeddings, after attention, and after an MLP.
+    bf16 *embedded = hidden, *middle = embedded + 2 * max_batch * WIDTH, *ended = middle + 2 * max_batch * WIDTH;
+    const auto copy_row = [=](const bf16* from, int position, int request) {
+        for (int item = threadIdx.x * 8; item < WIDTH; item += THREADS * 8) {
+            uint4 v = {NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING};
+            const auto known = [](u32 pair) { return pack(low(pair), high(pair)); };  // one NaN
+            if (from) v = constant(from + item), v = {known(v.x), known(v.y), known(v.z), known(v.w)};
+            *reinterpret_cast<uint4*>(half(embedded, WIDTH, position) + request * WIDTH + item) = v;
+        }
     };
-    int turn = 0;
-    for (int request = program; request < batch; request += PROGRAMS) copy_row(given + request * 2 * WIDTH, request);
-    arrive(counter);
+    for (int request = program; request < batch; request += PROGRAMS)
+        for (int position = 0; position < 2; ++position) copy_row(given + (request * 2 + position) * WIDTH, position, request);
+    int use = 0;
 #pragma unroll 1
     for (int position = 0; position <= NUM_CODES; ++position) {
+        bf16* before = half(embedded, WIDTH, position);
 #pragma unroll 1
-        for (int layer = 0; layer < LAYERS; ++layer) {
+        for (int layer = 0; layer < LAYERS; ++layer, ++use) {
+            bf16 *between = half(middle, WIDTH, use), *after = half(ended, WIDTH, use);
             Norm norm;
-            {
-                norm.load(norms + 2 * layer * WIDTH);
-                wait(counter, ++turn);
-                norm.apply(hidden, batch, normalized);
-                ring.multiply_by<Qkv, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                    if (qkv_first + row < QKV) qkv[request * QKV + qkv_first + row] = narrow(sum);
-                });
-                arrive(counter);
-                ring.refill(Qkv::COUNT_SLOTS);
-            }
+            norm.load(norms + 2 * layer * WIDTH);
+            norm.apply(before, batch, normalized);
+            ring.multiply_by<Qkv, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                write(qkv, QKV, use, request, program * share(QKV) + row, narrow(sum));
+            });
+            ring.refill(Qkv::COUNT_SLOTS);
             {
                 Attention attention;
                 attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
-                wait(counter, ++turn);
-                attention.apply(qkv, cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE, attended, batch, position, partial);
-                arrive(counter);
-                wait(counter, ++turn);
-                ring.multiply_by<Out, true>(attended, HEADS * SIZE, batch, partial, add);
-                arrive(counter);
-                ring.refill(Out::COUNT_SLOTS);
+                attention.apply(half(qkv, QKV, use), cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE,
+                                half(attended, HEADS * SIZE, use), half(attended, HEADS * SIZE, use + 1), batch, position,
+                                partial);
             }
-            {
-                norm.load(norms + (2 * layer + 1) * WIDTH);
-                wait(counter, ++turn);
-                norm.apply(hidden, batch, normalized);
-                static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
-                float* sums = reinterpret_cast<float*>(normalized);
-                ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                    sums[request * 2 * INNER_COUNT + row] = rounded(sum);
-                });
-                __syncthreads();
-#pragma unroll 1
-                for (int index = threadIdx.x; index < INNER_COUNT * batch; index += THREADS) {
-                    const int row = index % INNER_COUNT, request = index / INNER_COUNT;
-                    const float* pair = sums + request * 2 * INNER_COUNT + row;
-                    const float gate = rounded(__fdividef(pair[0], 1 + __expf(-pair[0])));
-                    if (inner_first + row < INNER) inner[request * INNER + inner_first + row] = narrow(gate * pair[INNER_COUNT]);
-                }
-                arrive(counter);
-                ring.refill(GateUp::COUNT_SLOTS);
-            }
-            {
-                wait(counter, ++turn);
-                ring.multiply_by<Down, true>(inner, INNER, batch, partial, add);
-                arrive(counter);
-                ring.refill(Down::COUNT_SLOTS);
-            }
-        }
-        if (position > 0) {
-            Norm norm;
-            norm.load(last_norm);
-            wait(counter, ++turn);
-            norm.apply(hidden, batch, normalized);
-            ring.multiply_by<Logits, false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                if (code_first + row < CODES) logits[request * CODES + code_first + row] = narrow(sum);
+            __syncthreads();
+            ring.multiply_by<Out, true>(half(attended, HEADS * SIZE, use), HEADS * SIZE, batch, partial,
+                                        [=](int row, int request, float sum) {
+                const int column = program * COUNT + row;
+                if (column < WIDTH)
+                    write(middle, WIDTH, use, request, column,
+                          narrow(wide(fresh_one(before + request * WIDTH + column)) + rounded(sum)));
             });
-            arrive(counter);
+            ring.refill(Out::COUNT_SLOTS);
+            norm.load(norms + (2 * layer + 1) * WIDTH);
+            norm.apply(between, batch, normalized);
+            static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
+            float* sums = reinterpret_cast<float*>(normalized);
+            ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                sums[request * 2 * INNER_COUNT + row] = rounded(sum);
+            });
+            __syncthreads();
+#pragma unroll 1
+            for (int index = threadIdx.x; index < INNER_COUNT * batch; index += THREADS) {
+                const int row = index % INNER_COUNT, request = index / INNER_COUNT;
+                const float* pair = sums + request * 2 * INNER_COUNT + row;
+                const float gate = rounded(__fdividef(pair[0], 1 + __expf(-pair[0])));
+                write(inner, INNER, use, request, program * INNER_COUNT + row, narrow(gate * pair[INNER_COUNT]));
+            }
+            ring.refill(GateUp::COUNT_SLOTS);
+            ring.multiply_by<Down, true>(half(inner, INNER, use), INNER, batch, partial, [=](int row, int request, float sum) {
+                const int column = program * COUNT + row;
+                if (column < WIDTH)
+                    write(ended, WIDTH, use, request, column,
+                          narrow(wide(fresh_one(between + request * WIDTH + column)) + rounded(sum)));
+            });
+            ring.refill(Down::COUNT_SLOTS);
+            before = after;
+        }
+        // Without a draw, too, all programs are waited for: those that still use what the next position replaces.
+        Norm norm;
+        norm.load(last_norm);
+        norm.apply(before, batch, normalized);
+        if (position > 0) {
+            ring.multiply_by<Logits, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                write(logits, CODES, position, request, program * share(CODES) + row, narrow(sum));
+            });
             ring.refill(Logits::COUNT_SLOTS);
         }
-        wait(counter, ++turn);
         static_assert((2 * CODES + 4 * WARPS + 2) * sizeof(u32) <= ROWS * STRIDE * sizeof(bf16));
         for (int request = program; request < batch; request += PROGRAMS) {
-            if (position == 0) {
-                copy_row(given + (request * 2 + 1) * WIDTH, request);
-                continue;
-            }
+            copy_row(nullptr, position, request);
+            if (position == 0) continue;
             const int index = request * NUM_CODES + position - 1;
-            const int code = draw(logits + request * CODES, draws[index], reinterpret_cast<u32*>(normalized));
+            const bf16* row = half(logits, CODES, position) + request * CODES;
+            const int code = draw(row, draws[index], reinterpret_cast<u32*>(normalized));
             if (threadIdx.x == 0) codes[index] = code;
-            copy_row(tables + ((position - 1) * CODES + code) * WIDTH, request);
+            copy_row(tables + ((position - 1) * CODES + code) * WIDTH, position + 1, request);
         }
-        arrive(counter);
     }
 }

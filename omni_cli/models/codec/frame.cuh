@@ -1,4 +1,4 @@
-// Parts of `frame.cu`: what a device does, how programs wait for each other, products of matrices, and norms.
+// Parts of `frame.cu`: what a device does, how programs exchange values, products of matrices, and norms.
 
 typedef unsigned short bf16;
 typedef unsigned int u32;
@@ -15,20 +15,21 @@ __device__ bf16 narrow(float value) {
     return result;
 }
 
-// Read what other programs have written.
+// Read what programs have written.
 __device__ uint4 fresh(const void* at) {
     uint4 v;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
     return v;
 }
 __device__ u32 fresh_pair(const void* at) {
     u32 v;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
 __device__ bf16 fresh_one(const bf16* at) {
     bf16 v;
-    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(at));
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
     return v;
 }
 
@@ -47,12 +48,8 @@ __device__ void multiply(float* sums, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-__device__ void add_released(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(counter)); }
-__device__ u32 read_acquired(const u32* counter) {
-    u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter));
-    return value;
-}
+// Complete this program's writes so far, before those after the next __syncthreads.
+__device__ void complete_writes() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
 // Copies to shared memory: a barrier is there for a number of them, and is filled once for each time that they have come.
 __device__ u32 shared_address(const void* at) { return __cvta_generic_to_shared(at); }
@@ -94,16 +91,33 @@ __device__ int warp() { return threadIdx.x / 32; }
 // The compiler knows then that it is the same in all threads of a warp, which must all call this.
 __device__ int uniform(int value) { return __shfl_sync(ALL, value, 0); }
 
-__device__ void arrive(u32* counter) {
-    __syncthreads();
-    if (threadIdx.x == 0) add_released(counter);
+// Programs exchange values in rooms where each number is NOTHING until it is written: its reader waits for the number
+// itself. No sum is NOTHING, since `narrow` has one other NaN. A room has two halves, for alternating uses: who writes one
+// clears its part of the other, which all programs have read by then, and will not read before they have got what this
+// program writes later.
+constexpr u32 NOTHING = 0xffff;
+
+// Pairs of numbers, of which each half is the greatest so far.
+__device__ u32 greatest(u32 so_far, uint4 v) { return __vimax3_u16x2(__vimax3_u16x2(so_far, v.x, v.y), v.z, v.w); }
+// True if any thread of a warp lacks a number.
+__device__ bool lacks(u32 greatest) {
+    return __any_sync(ALL, greatest >= NOTHING << 16 || (greatest & 0xffff) == NOTHING);
 }
 
-// Wait until all programs have arrived so many times.
-__device__ void wait(const u32* counter, int times) {
-    if (threadIdx.x == 0)
-        while (read_acquired(counter) < u32(times) * PROGRAMS) yield_program();
-    __syncthreads();
+// Wait for numbers `at(index)`. Many are not asked for before the first ones are there.
+template <int COUNT, typename At>
+__device__ void receive(uint4 (&values)[COUNT], At at) {
+    if (TILES > 1)
+        while (lacks(greatest(0, fresh(at(0))))) yield_program();
+    for (bool missing = true; missing;) {
+        u32 most = 0;
+#pragma unroll
+        for (int index = 0; index < COUNT; ++index) values[index] = fresh(at(index));
+#pragma unroll
+        for (int index = 0; index < COUNT; ++index) most = greatest(most, values[index]);
+        missing = lacks(most);
+        if (missing) yield_program();
+    }
 }
 
 // A matrix (TOTAL, DEPTH) for each layer, or GROUPS of them one after the other, of which a program has COUNT rows. They
@@ -171,13 +185,16 @@ struct Ring {
 
     __device__ void start() {
         if (threadIdx.x < SLOTS) prepare(barrier(slots, threadIdx.x), 8);
-        __syncthreads();
         refill(SLOTS);
     }
 
-    // Fill slots from the first one on.
+    // Fill slots from the first one on, which all warps have used.
     __device__ void refill(int count) {
-        if (warp() == WARPS - 1) feed.fill(first, count);
+        __syncthreads();
+        if (warp() == WARPS - 1) {
+            complete_writes();
+            feed.fill(first, count);
+        }
         first += count;
         parity ^= first >= SLOTS;
         first = wrapped(first);
@@ -191,21 +208,20 @@ struct Ring {
         constexpr int STEPS = PART / WARPS / 32, TALL = tiles(M::COUNT), across = ROWS + 1;
         static_assert(M::COUNT_SLOTS <= SLOTS && M::COUNT <= MOST_ROWS);
         const int begin = warp() * STEPS * 32 + lane() % 4 * 8;
-        uint4 right[M::PARTS][STEPS][TILES];
-        const auto load = [&](int part) {
-#pragma unroll
-            for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-                for (int n = 0; n < TILES; ++n) {
-                    const int request = n * 8 + lane() / 4;
-                    const bf16* at = factor + request * stride + part * PART + begin + step * 32;
-                    right[part][step][n] = {0, 0, 0, 0};
-                    if (request < batch) right[part][step][n] = FRESH ? fresh(at) : *reinterpret_cast<const uint4*>(at);
-                }
-        };
         constexpr bool ahead = M::PARTS * STEPS * TILES <= 36;  // as many as there are registers for
+        constexpr int LOADED = (ahead ? M::PARTS : 1) * STEPS * TILES;
+        uint4 right[LOADED];
+        const auto load = [&](int part) {
+            // Requests that do not exist are the last one again.
+            const auto at = [=](int index) {
+                const int request = min(index % TILES * 8 + lane() / 4, batch - 1), step = index / TILES % STEPS;
+                return factor + request * stride + (part + index / TILES / STEPS) * PART + begin + step * 32;
+            };
+            if (FRESH) return receive(right, at);
 #pragma unroll
-        for (int part = 0; part < (ahead ? M::PARTS : 0); ++part) load(part);
+            for (int index = 0; index < LOADED; ++index) right[index] = *reinterpret_cast<const uint4*>(at(index));
+        };
+        if (ahead) load(0);
         for (int slot = lane(); slot < M::COUNT_SLOTS; slot += 32)
             while (!filled(barrier(slots, wrapped(first + slot)), parity ^ (first + slot >= SLOTS))) yield_program();
         __syncwarp();
@@ -225,7 +241,7 @@ struct Ring {
                     if (tile * 16 + 8 < M::COUNT) lower = *reinterpret_cast<const uint4*>(rows[1] + step * 32);
 #pragma unroll
                     for (int n = 0; n < TILES; ++n) {
-                        const uint4 other = right[part][step][n];
+                        const uint4 other = right[((ahead ? part : 0) * STEPS + step) * TILES + n];
                         multiply(sums[tile][n], upper.x, lower.x, upper.y, lower.y, other.x, other.y);
                         multiply(sums[tile][n], upper.z, lower.z, upper.w, lower.w, other.z, other.w);
                     }
@@ -282,30 +298,28 @@ struct Norm {
     // Put the norms of `hidden` (batch, WIDTH) into shared memory, STRIDE apart.
     __device__ void apply(const bf16* hidden, int batch, bf16* normalized) {
         const int own = uniform(warp());
-        uint4 values[TILES][PARTS];
+        uint4 values[TILES * PARTS];
+        if (own < batch)
+            receive(values, [=](int index) {
+                const int request = min(index / PARTS * WARPS + own, batch - 1);
+                return hidden + request * WIDTH + index % PARTS * 256 + lane() * 8;
+            });
 #pragma unroll
-        for (int n = 0; n < TILES; ++n)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                if (n * WARPS + own < batch)
-                    values[n][part] = fresh(hidden + (n * WARPS + own) * WIDTH + part * 256 + lane() * 8);
-#pragma unroll
-        for (int n = 0; n < TILES; ++n)
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                if (n * WARPS + own < batch) place(normalized, n * WARPS + own, part) = values[n][part];
+        for (int index = 0; index < TILES * PARTS; ++index)
+            if (index / PARTS * WARPS + own < batch)
+                place(normalized, index / PARTS * WARPS + own, index % PARTS) = values[index];
 #pragma unroll 1
         for (int request = own; request < batch; request += WARPS) {
             float sum = 0;
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                const uint4 v = values[0][part] = place(normalized, request, part);
+                const uint4 v = values[part] = place(normalized, request, part);
                 sum += square(v.x) + square(v.y) + square(v.z) + square(v.w);
             }
             const float scale = rsqrtf(over_warp(sum) / WIDTH + EPSILON);
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                const uint4 v = values[0][part], w = weights[part];
+                const uint4 v = values[part], w = weights[part];
                 place(normalized, request, part) = {scaled(v.x, w.x, scale), scaled(v.y, w.y, scale),
                                                     scaled(v.z, w.z, scale), scaled(v.w, w.w, scale)};
             }

@@ -57,12 +57,13 @@ class FrameKernel:
             "PROGRAMS": programs, "TOP_K": sampling.top_k, "TOP_P": f"{float(sampling.top_p)}f",
             "TEMPERATURE": f"{float(sampling.temperature)}f", "EPSILON": f"{float(config.rms_norm_eps)}f",
         }  # fmt: skip
-        columns = (width, qkv.shape[1], config.num_attention_heads * size, config.intermediate_size, len(codes))
+        # Each is there twice, of hidden states three.
+        columns = (3 * width, qkv.shape[1], config.num_attention_heads * size, config.intermediate_size, len(codes))
+        self._exchanged = torch.empty(2 * self._rows * sum(columns), device=device, dtype=torch.int16)
         self._rooms = (
-            *(torch.empty((self._rows, count), device=device, dtype=dtype) for count in columns),
+            *self._exchanged.split([2 * self._rows * count for count in columns]),
             torch.empty((len(layers), self._rows, 2, shared, num_codebooks, size), device=device, dtype=dtype),
         )
-        self._counter = torch.zeros(1, device=device, dtype=torch.int32)
         self._compiled: dict[int, Any] = {}
 
     @staticmethod
@@ -98,10 +99,8 @@ class FrameKernel:
         codes = first_codes.new_empty((len(hidden), self._num_codes))
         for begin in range(0, len(hidden), _MOST_REQUESTS):
             part = slice(begin, begin + _MOST_REQUESTS)
-            self._counter.zero_()
-            self.launch(
-                (given[part], draws[part], codes[part], *self._weights, *self._rooms, self._counter), len(codes[part])
-            )
+            self._exchanged.fill_(-1)  # nothing is there yet
+            self.launch((given[part], draws[part], codes[part], *self._weights, *self._rooms), len(codes[part]))
         embedded = [network.embed(index, column) for index, column in enumerate(codes.unbind(dim=1), start=1)]
         return torch.cat([first_codes[:, None], codes], dim=1), torch.stack(embedded).sum(dim=0)
 
@@ -124,7 +123,7 @@ class FrameKernel:
             self._compiled = dict(zip(numbers, pool.map(self._compile, numbers), strict=True))
 
     def _compile(self, tiles: int) -> Any:
-        with torch.cuda.device(self._counter.device):
+        with torch.cuda.device(self._exchanged.device):
             torch.cuda.synchronize()  # a thread has no context before its first call
             kernel = torch.cuda._compile_kernel(
                 SOURCE.read_text(), "frame",

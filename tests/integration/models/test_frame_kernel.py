@@ -18,7 +18,7 @@ from omni_cli.models.codec.frame_kernel import SHARED_BYTES, SOURCE, FrameKernel
 
 EMULATION = Path(__file__).parents[2] / "support/cuda_on_cpu.h"
 PROGRAMS, THREADS = 4, 256
-TYPES = ["const bf16*", "const float*", "long long*", *["const bf16*"] * 11, *["bf16*"] * 6, "u32*"]
+TYPES = ["const bf16*", "const float*", "long long*", *["const bf16*"] * 11, *["bf16*"] * 6]
 
 
 class EmulatedKernel(FrameKernel):
