@@ -286,7 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     const int program = blockIdx.x;
     bf16* normalized = reinterpret_cast<bf16*>(shared_memory());
     float* partial = reinterpret_cast<float*>(normalized + ROWS * STRIDE);
-    bf16* slots = reinterpret_cast<bf16*>(partial + WARPS * MOST_ROWS * (ROWS + 1));
+    float* owned = partial + SUMS;
+    bf16* slots = reinterpret_cast<bf16*>(owned + OWNED);
     Feed feed = {qkv_weight, out_weight, gate_up_weight, down_weight, head_weight, slots};
     Ring ring = {feed, slots};
     ring.start();
@@ -297,6 +298,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
         if (column >= columns) return;
         half(room, columns, use)[request * columns + column] = value;
         half(room, columns, use + 1)[request * columns + column] = NOTHING;
+    };
+    const auto add = [=](bf16* room, int use, int row, int request, float sum) {
+        float& own = owned[request * COUNT + row];
+        own = rounded(own + rounded(sum));
+        write(room, WIDTH, use, request, program * COUNT + row, narrow(own));
     };
     // Rooms of hidden states: of the codes' embeddings, after attention, and after an MLP.
     bf16 *embedded = hidden, *middle = embedded + 2 * max_batch * WIDTH, *ended = middle + 2 * max_batch * WIDTH;
@@ -316,7 +322,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
         bf16* before = half(embedded, WIDTH, position);
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; ++layer, ++use) {
-            bf16 *between = half(middle, WIDTH, use), *after = half(ended, WIDTH, use);
             Norm norm;
             norm.load(norms + 2 * layer * WIDTH);
             norm.apply(before, batch, normalized);
@@ -334,14 +339,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
             __syncthreads();
             ring.multiply_by<Out, true>(half(attended, HEADS * SIZE, use), HEADS * SIZE, batch, partial,
                                         [=](int row, int request, float sum) {
-                const int column = program * COUNT + row;
-                if (column < WIDTH)
-                    write(middle, WIDTH, use, request, column,
-                          narrow(wide(fresh_one(before + request * WIDTH + column)) + rounded(sum)));
+                const int column = min(program * COUNT + row, WIDTH - 1);
+                if (layer == 0) owned[request * COUNT + row] = wide(fresh_one(before + request * WIDTH + column));
+                add(middle, use, row, request, sum);
             });
             ring.refill(Out::COUNT_SLOTS);
             norm.load(norms + (2 * layer + 1) * WIDTH);
-            norm.apply(between, batch, normalized);
+            norm.apply(half(middle, WIDTH, use), batch, normalized);
             static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
             float* sums = reinterpret_cast<float*>(normalized);
             ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
@@ -357,13 +361,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
             }
             ring.refill(GateUp::COUNT_SLOTS);
             ring.multiply_by<Down, true>(half(inner, INNER, use), INNER, batch, partial, [=](int row, int request, float sum) {
-                const int column = program * COUNT + row;
-                if (column < WIDTH)
-                    write(ended, WIDTH, use, request, column,
-                          narrow(wide(fresh_one(between + request * WIDTH + column)) + rounded(sum)));
+                add(ended, use, row, request, sum);
             });
             ring.refill(Down::COUNT_SLOTS);
-            before = after;
+            before = half(ended, WIDTH, use);
         }
         // Without a draw, too, all programs are waited for: those that still use what the next position replaces.
         Norm norm;

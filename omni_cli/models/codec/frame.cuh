@@ -124,7 +124,9 @@ __device__ void receive(uint4 (&values)[COUNT], At at) {
 // come in slots of eight rows and PART of the depth.
 __device__ constexpr int gcd(int a, int b) { return b ? gcd(b, a % b) : a; }
 constexpr int PART = gcd(gcd(WIDTH, HEADS * SIZE), INNER), PART_STRIDE = PART + 32, SLOT = 8 * PART_STRIDE;
-constexpr int SLOTS = (SHARED_BYTES - ROWS * STRIDE * 2 - WARPS * MOST_ROWS * (ROWS + 1) * 4) / (SLOT * 2);
+// Shared memory has normalized rows, each warp's sums of a product, the program's own columns of hidden states, and slots.
+constexpr int SUMS = WARPS * MOST_ROWS * (ROWS + 1), OWNED = (ROWS * share(WIDTH) + 3) / 4 * 4;
+constexpr int SLOTS = (SHARED_BYTES - ROWS * STRIDE * 2 - (SUMS + OWNED) * 4) / (SLOT * 2);
 template <int DEPTH, int TOTAL, int GROUPS = 1>
 struct Matrix {
     static constexpr int OWN = share(TOTAL), COUNT = GROUPS * OWN, HALVES = COUNT > 8 ? 2 : 1;
@@ -191,10 +193,8 @@ struct Ring {
     // Fill slots from the first one on, which all warps have used.
     __device__ void refill(int count) {
         __syncthreads();
-        if (warp() == WARPS - 1) {
-            complete_writes();
-            feed.fill(first, count);
-        }
+        if (warp() == WARPS - 2) complete_writes();
+        if (warp() == WARPS - 1) feed.fill(first, count);
         first += count;
         parity ^= first >= SLOTS;
         first = wrapped(first);
@@ -232,8 +232,10 @@ struct Ring {
 #pragma unroll
             for (int tile = 0; tile < TALL; ++tile) {
                 const bf16* rows[2];
-                for (int half = 0; half < 2; ++half)
-                    rows[half] = slots + wrapped(first + (tile * 2 + half) * M::PARTS + part) * SLOT + lane() / 4 * PART_STRIDE + begin;
+                for (int half = 0; half < 2; ++half) {
+                    const int slot = wrapped(first + (tile * 2 + half) * M::PARTS + part);
+                    rows[half] = slots + slot * SLOT + lane() / 4 * PART_STRIDE + begin;
+                }
 #pragma unroll
                 for (int step = 0; step < STEPS; ++step) {
                     const uint4 upper = *reinterpret_cast<const uint4*>(rows[0] + step * 32);
