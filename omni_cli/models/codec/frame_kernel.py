@@ -36,6 +36,8 @@ class FrameKernel:
         heads = torch.stack([network.head(index, torch.eye(width, device=device, dtype=dtype)).T for index in later])
         codes = torch.arange(heads.shape[1], device=device)
         cos, sin = network.rotary_emb(qkv, torch.arange(num_codebooks, device=device)[None])
+        tables = torch.stack([network.embed(index, codes) for index in later])
+        self._tables, self._offsets = tables.flatten(0, 1), torch.arange(len(later), device=device) * len(codes)
         norms = [norm.weight for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self._weights = (
             qkv,
@@ -46,7 +48,7 @@ class FrameKernel:
             torch.stack([norm.weight for part in attention for norm in (part.q_norm, part.k_norm)]),
             network.norm.weight,
             heads,
-            torch.stack([network.project(network.embed(index, codes)) for index in later]),
+            network.project(tables),
             cos[0].contiguous(),
             sin[0].contiguous(),
         )
@@ -101,8 +103,7 @@ class FrameKernel:
             part = slice(begin, begin + _MOST_REQUESTS)
             self._exchanged.fill_(-1)  # nothing is there yet
             self.launch((given[part], draws[part], codes[part], *self._weights, *self._rooms), len(codes[part]))
-        embedded = [network.embed(index, column) for index, column in enumerate(codes.unbind(dim=1), start=1)]
-        return torch.cat([first_codes[:, None], codes], dim=1), torch.stack(embedded).sum(dim=0)
+        return torch.cat([first_codes[:, None], codes], dim=1), self._tables[codes + self._offsets].sum(dim=1)
 
     def launch(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
         """Run the kernel for a number of requests; `tensors` are its arguments before that number."""
