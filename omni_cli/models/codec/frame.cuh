@@ -217,9 +217,11 @@ struct Ring {
                 const int request = min(index % TILES * 8 + lane() / 4, batch - 1), step = index / TILES % STEPS;
                 return factor + request * stride + (part + index / TILES / STEPS) * PART + begin + step * 32;
             };
-            if (FRESH) return receive(right, at);
+            if constexpr (FRESH)
+                receive(right, at);
+            else
 #pragma unroll
-            for (int index = 0; index < LOADED; ++index) right[index] = *reinterpret_cast<const uint4*>(at(index));
+                for (int index = 0; index < LOADED; ++index) right[index] = *reinterpret_cast<const uint4*>(at(index));
         };
         if (ahead) load(0);
         for (int slot = lane(); slot < M::COUNT_SLOTS; slot += 32)

@@ -102,6 +102,9 @@ def test_a_network_that_the_kernel_would_compute_in_another_way_does_not_suit_it
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     network, _ = kernel_predictor("cpu", num_hidden_layers=1, **sizes)
     assert FrameKernel.suits(network, codebooks) == suits
+    device.major = 8  # no copies in bulk
+    assert not FrameKernel.suits(network, codebooks)
+    device.major = 9
     device.multi_processor_count = 127  # the programs would wait for one that has no room
     assert not FrameKernel.suits(network, codebooks)
 
