@@ -320,22 +320,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
 #pragma unroll 1
     for (int position = 0; position <= NUM_CODES; ++position) {
         bf16* before = half(embedded, WIDTH, position);
+        Norm norm;  // its weights are read long before they are used
+        norm.load(norms);
 #pragma unroll 1
         for (int layer = 0; layer < LAYERS; ++layer, ++use) {
-            Norm norm;
-            norm.load(norms + 2 * layer * WIDTH);
+            Attention attention;
+            attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
             norm.apply(before, batch, normalized);
+            norm.load(norms + (2 * layer + 1) * WIDTH);
             ring.multiply_by<Qkv, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
                 write(qkv, QKV, use, request, program * share(QKV) + row, narrow(sum));
             });
             ring.refill(Qkv::COUNT_SLOTS);
-            {
-                Attention attention;
-                attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
-                attention.apply(half(qkv, QKV, use), cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE,
-                                half(attended, HEADS * SIZE, use), half(attended, HEADS * SIZE, use + 1), batch, position,
-                                partial);
-            }
+            attention.apply(half(qkv, QKV, use), cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE,
+                            half(attended, HEADS * SIZE, use), half(attended, HEADS * SIZE, use + 1), batch, position, partial);
             __syncthreads();
             ring.multiply_by<Out, true>(half(attended, HEADS * SIZE, use), HEADS * SIZE, batch, partial,
                                         [=](int row, int request, float sum) {
@@ -344,8 +342,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
                 add(middle, use, row, request, sum);
             });
             ring.refill(Out::COUNT_SLOTS);
-            norm.load(norms + (2 * layer + 1) * WIDTH);
             norm.apply(half(middle, WIDTH, use), batch, normalized);
+            norm.load(layer + 1 < LAYERS ? norms + 2 * (layer + 1) * WIDTH : last_norm);
             static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
             float* sums = reinterpret_cast<float*>(normalized);
             ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
@@ -367,8 +365,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
             before = half(ended, WIDTH, use);
         }
         // Without a draw, too, all programs are waited for: those that still use what the next position replaces.
-        Norm norm;
-        norm.load(last_norm);
         norm.apply(before, batch, normalized);
         if (position > 0) {
             ring.multiply_by<Logits, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {

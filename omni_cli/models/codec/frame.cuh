@@ -57,9 +57,12 @@ __device__ void prepare(u64* barrier, int copies) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;\n\tfence.proxy.async.shared::cta;"
                  : : "r"(shared_address(barrier)), "r"(copies) : "memory");
 }
+// What is copied leaves the second-level cache first: no cache holds all weights, and this one should hold the rest.
 __device__ void copy(void* to, const void* from, u32 bytes, u64* barrier) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n\t"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];"
+    asm volatile("{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+                 "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n\t"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%2], [%3], %1, [%0], policy; }"
                  : : "r"(shared_address(barrier)), "r"(bytes), "r"(shared_address(to)), "l"(from) : "memory");
 }
 __device__ bool filled(u64* barrier, u32 parity) {
@@ -104,10 +107,11 @@ __device__ bool lacks(u32 greatest) {
     return __any_sync(ALL, greatest >= NOTHING << 16 || (greatest & 0xffff) == NOTHING);
 }
 
-// Wait for numbers `at(index)`. Many are not asked for before the first ones are there.
+// Wait for numbers `at(index)`. Those of several requests are not asked for before the first ones are there: programs that
+// ask again and again would take all the second-level cache can give.
 template <int COUNT, typename At>
-__device__ void receive(uint4 (&values)[COUNT], At at) {
-    if (TILES > 1)
+__device__ void receive(uint4 (&values)[COUNT], int batch, At at) {
+    if (batch > 1)
         while (lacks(greatest(0, fresh(at(0))))) yield_program();
     for (bool missing = true; missing;) {
         u32 most = 0;
@@ -208,7 +212,7 @@ struct Ring {
         constexpr int STEPS = PART / WARPS / 32, TALL = tiles(M::COUNT), across = ROWS + 1;
         static_assert(M::COUNT_SLOTS <= SLOTS && M::COUNT <= MOST_ROWS);
         const int begin = warp() * STEPS * 32 + lane() % 4 * 8;
-        constexpr bool ahead = M::PARTS * STEPS * TILES <= 36;  // as many as there are registers for
+        constexpr bool ahead = M::PARTS * STEPS * TILES < 32;  // as many as there are registers for
         constexpr int LOADED = (ahead ? M::PARTS : 1) * STEPS * TILES;
         uint4 right[LOADED];
         const auto load = [&](int part) {
@@ -218,7 +222,7 @@ struct Ring {
                 return factor + request * stride + (part + index / TILES / STEPS) * PART + begin + step * 32;
             };
             if constexpr (FRESH)
-                receive(right, at);
+                receive(right, batch, at);
             else
 #pragma unroll
                 for (int index = 0; index < LOADED; ++index) right[index] = *reinterpret_cast<const uint4*>(at(index));
@@ -304,7 +308,7 @@ struct Norm {
         const int own = uniform(warp());
         uint4 values[TILES * PARTS];
         if (own < batch)
-            receive(values, [=](int index) {
+            receive(values, batch, [=](int index) {
                 const int request = min(index / PARTS * WARPS + own, batch - 1);
                 return hidden + request * WIDTH + index % PARTS * 256 + lane() * 8;
             });
