@@ -165,117 +165,103 @@ struct Attention {
     }
 };
 
-constexpr int PADDED = padded(CODES), KEYS = (CODES + THREADS - 1) / THREADS;
+// A key orders codes: 16 bits of the logit, then those of the code, of which the lower comes first.
+constexpr int PADDED = padded(CODES), KEYS = (CODES + THREADS - 1) / THREADS, MOST_KEPT = TOP_K < CODES ? TOP_K : CODES;
 constexpr float WHOLE = 1 << 20;  // the share of the most probable code
-constexpr u32 FIRST = 1u << (15 + bits(PADDED)) / 2 * 2;  // of a key's bits, the first pair
 
-// Return the key of which `count` codes have that or a greater one.
-__device__ u32 find_cut(const u32* keys, int count, u32* partial) {
-    u32 found = 0;
-    int turn = 0;
-#pragma unroll 1
-    for (u32 unit = FIRST; unit; unit /= 4, turn ^= 2 * WARPS) {
-        u32 sums[2] = {0, 0};
+__device__ float find_logit(u32 key) {
+    const u32 order = key / PADDED;
+    return wide(order & 0x8000 ? order - 0x8000 : 0xffff - order);
+}
+
+// Return how many of `count` keys, a multiple of four, are greater than this one.
+__device__ int find_rank(u32 key, const u32* keys, int count) {
+    int rank = 0;
+#pragma unroll 4
+    for (int item = 0; item < count; item += 4) {
+        const uint4 others = *reinterpret_cast<const uint4*>(keys + item);
+        rank += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
+    }
+    return rank;
+}
+
+// In shared memory: the greatest key of each thread; keys that may be kept, in any order; kept keys in their order, and the
+// sums of shares up to them; and the number of those that may be kept, the greatest key, and a lower bound of the kept ones.
+struct Draw {
+    u32 greatest[THREADS], listed[CODES + 4], kept[MOST_KEPT], sums[MOST_KEPT], count, first, bound;
+
+    // Return the first of the kept keys up to which the shares are at least `least`, by one warp.
+    __device__ int find(u32 least, int num_kept) const {
+        int before = 0;
+        for (int begin = 0; begin < num_kept; begin += 32)
+            before += __reduce_add_sync(ALL, u32(begin + lane() < num_kept && sums[min(begin + lane(), num_kept - 1)] < least));
+        return before;
+    }
+
+    // Draw a code by inverting the distribution function of the most probable ones.
+    __device__ int apply(const bf16* logits, float drawn) {
+        u32 keys[KEYS], own = 0;
 #pragma unroll
         for (int item = 0; item < KEYS; ++item) {
-            sums[0] += (keys[item] >= found + unit) + ((keys[item] >= found + 2 * unit) << 16);
-            sums[1] += keys[item] >= found + 3 * unit;
+            const int code = item * THREADS + threadIdx.x;
+            keys[item] = 0;
+            if (code >= CODES) continue;
+            u32 bits;
+            while ((bits = fresh_one(logits + code)) == NOTHING) yield_program();
+            keys[item] = (bits & 0x8000 ? 0xffff - bits : 0x8000 + bits) * PADDED + PADDED - 1 - code;
+            own = max(own, keys[item]);
         }
-        for (int part = 0; part < 2; ++part) {
-            sums[part] = __reduce_add_sync(ALL, sums[part]);
-            if (lane() == 0) partial[turn + part * WARPS + warp()] = sums[part];
+        greatest[threadIdx.x] = own;
+        if (threadIdx.x == 0) count = 0, bound = 1;
+        __syncthreads();
+        const int rank = find_rank(own, greatest, THREADS);
+        if (rank == 0) first = own;
+        if (rank == TOP_K - 1 && own) bound = own;  // as many keys are no less
+        __syncthreads();
+#pragma unroll
+        for (int item = 0; item < KEYS; ++item)
+            if (keys[item] >= bound) listed[atomicAdd(&count, 1u)] = keys[item];
+        __syncthreads();
+        const int num_listed = count, num_kept = min(num_listed, MOST_KEPT);
+        if (threadIdx.x < 4) listed[num_listed + threadIdx.x] = 0;
+        __syncthreads();
+        for (int item = threadIdx.x; item < num_listed; item += THREADS) {
+            const int place = find_rank(listed[item], listed, (num_listed + 3) / 4 * 4);
+            if (place >= num_kept) continue;
+            kept[place] = listed[item];
+            sums[place] = __expf((find_logit(listed[item]) - find_logit(first)) * (1 / TEMPERATURE)) * WHOLE + 0.5f;
         }
         __syncthreads();
-        sums[0] = sums[1] = 0;
-        for (int part = 0; part < WARPS; ++part) {
-            sums[0] += partial[turn + part];
-            sums[1] += partial[turn + WARPS + part];
-        }
-        found += unit * (((sums[0] & 0xffff) >= count) + ((sums[0] >> 16) >= count) + (sums[1] >= count));
-    }
-    return found;
-}
-
-// Codes with their keys and shares in shared memory; the first 64 are also in the registers of the warp that calls this.
-struct Listed {
-    const u32 *keys, *shares;
-    int count;
-    u32 own_keys[2], own_shares[2];
-
-    __device__ Listed(const u32* keys, const u32* shares, int count) : keys(keys), shares(shares), count(count) {
-        for (int half = 0; half < 2; ++half) {
-            const int item = half * 32 + lane();
-            own_keys[half] = item < count ? keys[item] : 0;
-            own_shares[half] = item < count ? shares[item] : 0;
-        }
-    }
-
-    __device__ u32 sum_from(u32 least) const {
-        u32 sum = (own_keys[0] >= least ? own_shares[0] : 0) + (own_keys[1] >= least ? own_shares[1] : 0);
+        if (warp() == 0) {
+            u32 total = 0;
 #pragma unroll 1
-        for (int item = 64 + lane(); item < count; item += 32) sum += keys[item] >= least ? shares[item] : 0;
-        return __reduce_add_sync(ALL, sum);
-    }
-
-    // Return the greatest key from which on the shares are at least `least`.
-    __device__ u32 find(u32 least) const {
-        u32 found = 0;
-#pragma unroll 1
-        for (u32 unit = FIRST; unit; unit /= 4) {
-            const u32 sums[3] = {sum_from(found + unit), sum_from(found + 2 * unit), sum_from(found + 3 * unit)};
-            found += unit * ((sums[0] >= least) + (sums[1] >= least) + (sums[2] >= least));
+            for (int begin = 0; begin < num_kept; begin += 32) {
+                const int item = begin + lane();
+                u32 sum = item < num_kept ? sums[item] : 0;
+                for (int distance = 1; distance < 32; distance *= 2) {
+                    const u32 before = __shfl_sync(ALL, sum, max(lane() - distance, 0));
+                    if (lane() >= distance) sum += before;
+                }
+                sum += total;
+                if (item < num_kept) sums[item] = sum;
+                total = __shfl_sync(ALL, sum, 31);
+            }
+            __syncwarp();
+            total = max(total, 1u);
+            if (TOP_P < 1) {
+                const u32 least = min(max(u32(ceilf(TOP_P * total)), 1u), total);
+                total = max(sums[min(find(least, num_kept), num_kept - 1)], 1u);
+            }
+            const int index = find(min(u32(drawn * total), total - 1) + 1, num_kept);
+            // A row that is not numbers has no such code.
+            if (lane() == 0) count = index < num_kept ? PADDED - 1 - kept[index] % PADDED : CODES - 1;
         }
-        return found;
+        __syncthreads();
+        const int code = count;
+        __syncthreads();
+        return code;
     }
 };
-
-// Draw a code by inverting the distribution function of the most probable ones; of those alike, the lower comes first.
-// A key orders codes: 16 bits of the logit, then those of the code.
-__device__ int draw(const bf16* logits, float drawn, u32* room) {
-    u32 keys[KEYS], *partial = room, *listed = room + 4 * WARPS + 2, *shares = listed + CODES;
-    float numbers[KEYS], most = -INFINITY;
-#pragma unroll
-    for (int item = 0; item < KEYS; ++item) {
-        const int code = item * THREADS + threadIdx.x;
-        keys[item] = 0;
-        if (code >= CODES) continue;
-        u32 bits;
-        while ((bits = fresh_one(logits + code)) == NOTHING) yield_program();
-        numbers[item] = wide(bits);
-        keys[item] = (bits & 0x8000 ? 0xffff - bits : 0x8000 + bits) * PADDED + PADDED - 1 - code;
-        most = fmaxf(most, numbers[item]);
-    }
-    most = most_of_warp(most);
-    u32* count = room + 4 * WARPS;
-    if (threadIdx.x == 0) *count = 0;
-    if (lane() == 0) shares[warp()] = __float_as_uint(most);
-    __syncthreads();
-    for (int part = 0; part < WARPS; ++part) most = fmaxf(most, __uint_as_float(shares[part]));
-    u32 cut = find_cut(keys, min(TOP_K, CODES), partial);
-#pragma unroll
-    for (int item = 0; item < KEYS; ++item)
-        if (keys[item] && keys[item] >= cut) {
-            const u32 place = atomicAdd(count, 1u);
-            listed[place] = keys[item];
-            shares[place] = __expf((numbers[item] - most) * (1 / TEMPERATURE)) * WHOLE + 0.5f;
-        }
-    __syncthreads();
-    if (warp() == 0) {
-        const Listed codes(listed, shares, *count);
-        u32 total = max(codes.sum_from(0), 1u);
-        if (TOP_P < 1) {
-            cut = codes.find(min(max(u32(ceilf(TOP_P * total)), 1u), total));
-            total = max(codes.sum_from(cut), 1u);
-        }
-        cut = codes.find(min(u32(drawn * total), total - 1) + 1);
-        if (lane() == 0) count[1] = cut;
-    }
-    __syncthreads();
-    cut = count[1];
-    __syncthreads();
-    // A row that is not numbers has no such code.
-    return min(PADDED - 1 - int(cut % PADDED), CODES - 1);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     const bf16* given, const float* draws, long long* codes, const bf16* qkv_weight, const bf16* out_weight,
@@ -372,13 +358,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
             });
             ring.refill(Logits::COUNT_SLOTS);
         }
-        static_assert((2 * CODES + 4 * WARPS + 2) * sizeof(u32) <= ROWS * STRIDE * sizeof(bf16));
+        static_assert(sizeof(Draw) <= ROWS * STRIDE * sizeof(bf16));
         for (int request = program; request < batch; request += PROGRAMS) {
             copy_row(nullptr, position, request);
             if (position == 0) continue;
             const int index = request * NUM_CODES + position - 1;
             const bf16* row = half(logits, CODES, position) + request * CODES;
-            const int code = draw(row, draws[index], reinterpret_cast<u32*>(normalized));
+            const int code = reinterpret_cast<Draw*>(normalized)->apply(row, draws[index]);
             if (threadIdx.x == 0) codes[index] = code;
             copy_row(tables + ((position - 1) * CODES + code) * WIDTH, position + 1, request);
         }

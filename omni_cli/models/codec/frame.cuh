@@ -81,7 +81,6 @@ __device__ char* shared_memory() {
 constexpr int WARPS = 8, THREADS = 32 * WARPS, STRIDE = WIDTH + 32, ROWS = 8 * TILES;
 constexpr u32 ALL = 0xffffffff;
 __device__ constexpr int share(int total) { return (total + PROGRAMS - 1) / PROGRAMS; }
-__device__ constexpr int bits(int count) { return count < 2 ? 0 : 1 + bits(count / 2); }
 __device__ constexpr int padded(int count) { return count < 2 ? 1 : 2 * padded((count + 1) / 2); }
 __device__ constexpr int tiles(int columns) { return (columns + 15) / 16; }
 constexpr int QKV = (HEADS + 2 * SHARED) * SIZE, LENGTH = NUM_CODES + 1;
