@@ -9,11 +9,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
 #define __device__ inline
 #define __global__
+#define __noinline__
 #define __launch_bounds__(...)
 
 using std::max;
@@ -43,6 +45,12 @@ struct Fiber {
     Index thread, block;
     bool done = false;
 };
+struct Copies {
+    int count;
+    unsigned parity = 0;
+    std::vector<std::function<void()>> waiting;
+};
+inline std::map<void*, Copies> copies;
 inline std::vector<Fiber> fibers;
 inline std::vector<Block> blocks;
 inline ucontext_t scheduler;
@@ -131,10 +139,15 @@ template <typename T>
 T __shfl_xor_sync(unsigned all, T value, int distance) {
     return __shfl_sync(all, value, threadIdx.x % 32 ^ distance);
 }
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) {
+    return max({a >> 16, b >> 16, c >> 16}) << 16 | max({a & 0xffff, b & 0xffff, c & 0xffff});
+}
 inline unsigned __reduce_add_sync(unsigned all, unsigned value) {
     for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(all, value, distance);
     return value;
 }
+
+inline bool __any_sync(unsigned all, bool value) { return __reduce_add_sync(all, value); }
 
 inline unsigned short narrow(float value) {
     const unsigned bits = __float_as_uint(value);
@@ -145,8 +158,22 @@ inline unsigned fresh_pair(const void* at) { return *static_cast<const unsigned*
 inline unsigned short fresh_one(const unsigned short* at) { return *at; }
 inline uint4 constant(const void* at) { return *static_cast<const uint4*>(at); }
 inline unsigned atomicAdd(unsigned* at, unsigned value) { return (*at += value) - value; }
-inline void add_released(unsigned* counter) { ++*counter; }
-inline unsigned read_acquired(const unsigned* counter) { return *counter; }
+inline void complete_writes() {}
+// A copy comes once its barrier is asked after, and before that its place has no numbers.
+inline void prepare(unsigned long long* barrier, int copies) { emulated::copies[barrier] = {copies}; }
+inline void copy(void* to, const void* from, unsigned bytes, unsigned long long* barrier) {
+    std::memset(to, 0xff, bytes);
+    emulated::copies[barrier].waiting.push_back([=] { std::memcpy(to, from, bytes); });
+}
+inline bool filled(unsigned long long* barrier, unsigned parity) {
+    emulated::Copies& copies = emulated::copies[barrier];
+    if (int(copies.waiting.size()) == copies.count) {
+        for (const auto& each : copies.waiting) each();
+        copies.waiting.clear();
+        copies.parity ^= 1;
+    }
+    return copies.parity != parity;
+}
 inline void yield_program() { emulated::yield(); }
 inline char* shared_memory() { return reinterpret_cast<char*>(emulated::block().memory.data()); }
 

@@ -2,12 +2,13 @@
 //
 // Launched operation by operation, a frame is a thousand kernels of three microseconds, most of which wait for the one
 // before. Here as many programs (blocks) as the device has room for stay for the whole frame. Each computes its share of
-// the columns of every matrix product. Between two products they wait for each other at a counter; meanwhile they read
-// the weights of the next one. Values are rounded where transformers' layers round them.
+// the columns of every matrix product, from values that it waits for; meanwhile the weights of the next products come.
+// Values are rounded where transformers' layers round them.
 //
-// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, TOP_K, TOP_P, TEMPERATURE and EPSILON are
-// defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and inside their
-// MLPs; heads of queries, of keys and values, and their size; the codes of a codebook; and eights of requests.
+// LAYERS, NUM_CODES, WIDTH, INNER, HEADS, SHARED, SIZE, CODES, TILES, PROGRAMS, SHARED_BYTES, TOP_K, TOP_P, TEMPERATURE
+// and EPSILON are defined by `frame_kernel.py`: numbers of layers and of codes after the first; widths of the layers and
+// inside their MLPs; heads of queries, of keys and values, and their size; the codes of a codebook; eights of requests;
+// and a program's shared memory.
 //
 // It fits into the caches of instructions: unrolled further, each phase waits for its own code.
 
@@ -22,6 +23,10 @@ struct Head {
     __device__ void load(const bf16* at) {
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) pairs[pair] = fresh_pair(at + (lane() * PAIRS + pair) * 2);
+    }
+    __device__ u32 greatest(u32 so_far) const {
+        for (int pair = 0; pair < PAIRS; ++pair) so_far = __vimax3_u16x2(so_far, so_far, pairs[pair]);
+        return so_far;
     }
     __device__ void store(bf16* at) const {
 #pragma unroll
@@ -80,7 +85,7 @@ struct Attention {
     }
 
     // Attend, and keep the new keys and values in `cache` (max_batch, 2, SHARED, LENGTH, SIZE).
-    __device__ void apply(const bf16* qkv, bf16* cache, bf16* attended, int batch, int position, float* room) {
+    __device__ void apply(const bf16* qkv, bf16* cache, bf16* attended, bf16* cleared, int batch, int position, float* room) {
         const int own = uniform(warp()), past = lane() / THREADS_PER_KEY, begin = lane() % THREADS_PER_KEY * PART;
         float* numbers = room + own * GROUP * SIZE;  // the queries
 #pragma unroll 1
@@ -91,10 +96,6 @@ struct Attention {
             bf16* values = keys + SHARED * LENGTH * SIZE;
             Head key, value, query[GROUP], old[LENGTH];
             uint4 parts[PART / 8];
-            key.load(row + (HEADS + head) * SIZE);
-            value.load(row + (HEADS + SHARED + head) * SIZE);
-#pragma unroll
-            for (int member = 0; member < GROUP; ++member) query[member].load(row + (head * GROUP + member) * SIZE);
 #pragma unroll
             for (int part = 0; part < PART / 8; ++part)
                 parts[part] = past < position ? fresh(keys + past * SIZE + begin + part * 8) : uint4{0, 0, 0, 0};
@@ -102,6 +103,17 @@ struct Attention {
             for (int index = 0; index < LENGTH; ++index) {
                 old[index] = {};
                 if (index < position) old[index].load(values + index * SIZE);
+            }
+            for (bool missing = true; missing;) {
+                key.load(row + (HEADS + head) * SIZE);
+                value.load(row + (HEADS + SHARED + head) * SIZE);
+                u32 most = key.greatest(value.greatest(0));
+#pragma unroll
+                for (int member = 0; member < GROUP; ++member) query[member].load(row + (head * GROUP + member) * SIZE);
+#pragma unroll
+                for (int member = 0; member < GROUP; ++member) most = query[member].greatest(most);
+                missing = lacks(most);
+                if (missing) yield_program();
             }
             key.rotate(key_weight, cosines, sines);
             key.store(keys + position * SIZE);
@@ -146,236 +158,215 @@ struct Attention {
                 for (int pair = 0; pair < PAIRS; ++pair)
                     result.pairs[pair] = pack(results[member][2 * pair], results[member][2 * pair + 1]);
                 result.store(attended + (request * HEADS + head * GROUP + member) * SIZE);
+                for (int pair = 0; pair < PAIRS; ++pair) result.pairs[pair] = NOTHING << 16 | NOTHING;
+                result.store(cleared + (request * HEADS + head * GROUP + member) * SIZE);
             }
         }
     }
 };
 
-constexpr int PADDED = padded(CODES), KEYS = (CODES + THREADS - 1) / THREADS;
+// A key orders codes: 16 bits of the logit, then those of the code, of which the lower comes first.
+constexpr int PADDED = padded(CODES), KEYS = (CODES + THREADS - 1) / THREADS, MOST_KEPT = TOP_K < CODES ? TOP_K : CODES;
 constexpr float WHOLE = 1 << 20;  // the share of the most probable code
-constexpr u32 FIRST = 1u << (15 + bits(PADDED)) / 2 * 2;  // of a key's bits, the first pair
 
-// Return the key of which `count` codes have that or a greater one.
-__device__ u32 find_cut(const u32* keys, int count, u32* partial) {
-    u32 found = 0;
-    int turn = 0;
-#pragma unroll 1
-    for (u32 unit = FIRST; unit; unit /= 4, turn ^= 2 * WARPS) {
-        u32 sums[2] = {0, 0};
+__device__ float find_logit(u32 key) {
+    const u32 order = key / PADDED;
+    return wide(order & 0x8000 ? order - 0x8000 : 0xffff - order);
+}
+
+// Return how many of `count` keys, a multiple of four, are greater than this one.
+__device__ int find_rank(u32 key, const u32* keys, int count) {
+    int rank = 0;
+#pragma unroll 4
+    for (int item = 0; item < count; item += 4) {
+        const uint4 others = *reinterpret_cast<const uint4*>(keys + item);
+        rank += (others.x > key) + (others.y > key) + (others.z > key) + (others.w > key);
+    }
+    return rank;
+}
+
+// In shared memory: the greatest key of each thread; keys that may be kept, in any order; kept keys in their order, and the
+// sums of shares up to them; and the number of those that may be kept, the greatest key, and a lower bound of the kept ones.
+struct Draw {
+    u32 greatest[THREADS], listed[CODES + 4], kept[MOST_KEPT], sums[MOST_KEPT], count, first, bound;
+
+    // Return the first of the kept keys up to which the shares are at least `least`, by one warp.
+    __device__ int find(u32 least, int num_kept) const {
+        int before = 0;
+        for (int begin = 0; begin < num_kept; begin += 32)
+            before += __reduce_add_sync(ALL, u32(begin + lane() < num_kept && sums[min(begin + lane(), num_kept - 1)] < least));
+        return before;
+    }
+
+    // Draw a code by inverting the distribution function of the most probable ones.
+    __device__ int apply(const bf16* logits, float drawn) {
+        u32 keys[KEYS], own = 0;
 #pragma unroll
         for (int item = 0; item < KEYS; ++item) {
-            sums[0] += (keys[item] >= found + unit) + ((keys[item] >= found + 2 * unit) << 16);
-            sums[1] += keys[item] >= found + 3 * unit;
+            const int code = item * THREADS + threadIdx.x;
+            keys[item] = 0;
+            if (code >= CODES) continue;
+            u32 bits;
+            while ((bits = fresh_one(logits + code)) == NOTHING) yield_program();
+            keys[item] = (bits & 0x8000 ? 0xffff - bits : 0x8000 + bits) * PADDED + PADDED - 1 - code;
+            own = max(own, keys[item]);
         }
-        for (int part = 0; part < 2; ++part) {
-            sums[part] = __reduce_add_sync(ALL, sums[part]);
-            if (lane() == 0) partial[turn + part * WARPS + warp()] = sums[part];
+        greatest[threadIdx.x] = own;
+        if (threadIdx.x == 0) count = 0, bound = 1;
+        __syncthreads();
+        const int rank = find_rank(own, greatest, THREADS);
+        if (rank == 0) first = own;
+        if (rank == TOP_K - 1 && own) bound = own;  // as many keys are no less
+        __syncthreads();
+#pragma unroll
+        for (int item = 0; item < KEYS; ++item)
+            if (keys[item] >= bound) listed[atomicAdd(&count, 1u)] = keys[item];
+        __syncthreads();
+        const int num_listed = count, num_kept = min(num_listed, MOST_KEPT);
+        if (threadIdx.x < 4) listed[num_listed + threadIdx.x] = 0;
+        __syncthreads();
+        for (int item = threadIdx.x; item < num_listed; item += THREADS) {
+            const int place = find_rank(listed[item], listed, (num_listed + 3) / 4 * 4);
+            if (place >= num_kept) continue;
+            kept[place] = listed[item];
+            sums[place] = __expf((find_logit(listed[item]) - find_logit(first)) * (1 / TEMPERATURE)) * WHOLE + 0.5f;
         }
         __syncthreads();
-        sums[0] = sums[1] = 0;
-        for (int part = 0; part < WARPS; ++part) {
-            sums[0] += partial[turn + part];
-            sums[1] += partial[turn + WARPS + part];
-        }
-        found += unit * (((sums[0] & 0xffff) >= count) + ((sums[0] >> 16) >= count) + (sums[1] >= count));
-    }
-    return found;
-}
-
-// Codes with their keys and shares in shared memory; the first 64 are also in the registers of the warp that calls this.
-struct Listed {
-    const u32 *keys, *shares;
-    int count;
-    u32 own_keys[2], own_shares[2];
-
-    __device__ Listed(const u32* keys, const u32* shares, int count) : keys(keys), shares(shares), count(count) {
-        for (int half = 0; half < 2; ++half) {
-            const int item = half * 32 + lane();
-            own_keys[half] = item < count ? keys[item] : 0;
-            own_shares[half] = item < count ? shares[item] : 0;
-        }
-    }
-
-    __device__ u32 sum_from(u32 least) const {
-        u32 sum = (own_keys[0] >= least ? own_shares[0] : 0) + (own_keys[1] >= least ? own_shares[1] : 0);
+        if (warp() == 0) {
+            u32 total = 0;
 #pragma unroll 1
-        for (int item = 64 + lane(); item < count; item += 32) sum += keys[item] >= least ? shares[item] : 0;
-        return __reduce_add_sync(ALL, sum);
-    }
-
-    // Return the greatest key from which on the shares are at least `least`.
-    __device__ u32 find(u32 least) const {
-        u32 found = 0;
-#pragma unroll 1
-        for (u32 unit = FIRST; unit; unit /= 4) {
-            const u32 sums[3] = {sum_from(found + unit), sum_from(found + 2 * unit), sum_from(found + 3 * unit)};
-            found += unit * ((sums[0] >= least) + (sums[1] >= least) + (sums[2] >= least));
+            for (int begin = 0; begin < num_kept; begin += 32) {
+                const int item = begin + lane();
+                u32 sum = item < num_kept ? sums[item] : 0;
+                for (int distance = 1; distance < 32; distance *= 2) {
+                    const u32 before = __shfl_sync(ALL, sum, max(lane() - distance, 0));
+                    if (lane() >= distance) sum += before;
+                }
+                sum += total;
+                if (item < num_kept) sums[item] = sum;
+                total = __shfl_sync(ALL, sum, 31);
+            }
+            __syncwarp();
+            total = max(total, 1u);
+            if (TOP_P < 1) {
+                const u32 least = min(max(u32(ceilf(TOP_P * total)), 1u), total);
+                total = max(sums[min(find(least, num_kept), num_kept - 1)], 1u);
+            }
+            const int index = find(min(u32(drawn * total), total - 1) + 1, num_kept);
+            // A row that is not numbers has no such code.
+            if (lane() == 0) count = index < num_kept ? PADDED - 1 - kept[index] % PADDED : CODES - 1;
         }
-        return found;
+        __syncthreads();
+        const int code = count;
+        __syncthreads();
+        return code;
     }
 };
-
-// Draw a code by inverting the distribution function of the most probable ones; of those alike, the lower comes first.
-// A key orders codes: 16 bits of the logit, then those of the code.
-__device__ int draw(const bf16* logits, float drawn, u32* room) {
-    u32 keys[KEYS], *partial = room, *listed = room + 4 * WARPS + 2, *shares = listed + CODES;
-    float numbers[KEYS], most = -INFINITY;
-#pragma unroll
-    for (int item = 0; item < KEYS; ++item) {
-        const int code = item * THREADS + threadIdx.x;
-        keys[item] = 0;
-        if (code >= CODES) continue;
-        const u32 bits = fresh_one(logits + code);
-        numbers[item] = wide(bits);
-        keys[item] = (bits & 0x8000 ? 0xffff - bits : 0x8000 + bits) * PADDED + PADDED - 1 - code;
-        most = fmaxf(most, numbers[item]);
-    }
-    most = most_of_warp(most);
-    u32* count = room + 4 * WARPS;
-    if (threadIdx.x == 0) *count = 0;
-    if (lane() == 0) shares[warp()] = __float_as_uint(most);
-    __syncthreads();
-    for (int part = 0; part < WARPS; ++part) most = fmaxf(most, __uint_as_float(shares[part]));
-    u32 cut = find_cut(keys, min(TOP_K, CODES), partial);
-#pragma unroll
-    for (int item = 0; item < KEYS; ++item)
-        if (keys[item] && keys[item] >= cut) {
-            const u32 place = atomicAdd(count, 1u);
-            listed[place] = keys[item];
-            shares[place] = __expf((numbers[item] - most) * (1 / TEMPERATURE)) * WHOLE + 0.5f;
-        }
-    __syncthreads();
-    if (warp() == 0) {
-        const Listed codes(listed, shares, *count);
-        u32 total = max(codes.sum_from(0), 1u);
-        if (TOP_P < 1) {
-            cut = codes.find(min(max(u32(ceilf(TOP_P * total)), 1u), total));
-            total = max(codes.sum_from(cut), 1u);
-        }
-        cut = codes.find(min(u32(drawn * total), total - 1) + 1);
-        if (lane() == 0) count[1] = cut;
-    }
-    __syncthreads();
-    cut = count[1];
-    __syncthreads();
-    // A row that is not numbers has no such code.
-    return min(PADDED - 1 - int(cut % PADDED), CODES - 1);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) frame(
     const bf16* given, const float* draws, long long* codes, const bf16* qkv_weight, const bf16* out_weight,
     const bf16* gate_up_weight, const bf16* down_weight, const bf16* norms, const bf16* head_norms, const bf16* last_norm,
     const bf16* head_weight, const bf16* tables, const bf16* cosines, const bf16* sines, bf16* hidden, bf16* qkv,
-    bf16* attended, bf16* inner, bf16* logits, bf16* cache, u32* counter, int batch, int max_batch) {
+    bf16* attended, bf16* inner, bf16* logits, bf16* cache, int batch, int max_batch) {
     // Write `codes` (batch, NUM_CODES) that follow the rows `given` (batch, 2, WIDTH).
     const int program = blockIdx.x;
     bf16* normalized = reinterpret_cast<bf16*>(shared_memory());
     float* partial = reinterpret_cast<float*>(normalized + ROWS * STRIDE);
-    constexpr int QKV_COUNT = share(QKV), COUNT = share(WIDTH), INNER_COUNT = share(INNER), CODE_COUNT = share(CODES);
-    const int qkv_first = program * QKV_COUNT, first = program * COUNT, inner_first = program * INNER_COUNT;
-    const int code_first = program * CODE_COUNT;
-    static_assert(COUNT <= MOST_ROWS && CODE_COUNT <= MOST_ROWS);
-    const auto rows = [](const bf16* matrix, int begin, int count, int total, int depth) {
-        return [=](int row) { return row < count && begin + row < total ? matrix + (begin + row) * depth : nullptr; };
+    float* owned = partial + SUMS;
+    bf16* slots = reinterpret_cast<bf16*>(owned + OWNED);
+    Feed feed = {qkv_weight, out_weight, gate_up_weight, down_weight, head_weight, slots};
+    Ring ring = {feed, slots};
+    ring.start();
+    constexpr int COUNT = share(WIDTH), INNER_COUNT = share(INNER);
+    // One half of a room (2, max_batch, columns).
+    const auto half = [=](bf16* room, int columns, int use) { return room + use % 2 * max_batch * columns; };
+    const auto write = [=](bf16* room, int columns, int use, int request, int column, bf16 value) {
+        if (column >= columns) return;
+        half(room, columns, use)[request * columns + column] = value;
+        half(room, columns, use + 1)[request * columns + column] = NOTHING;
     };
-    const auto copy_row = [&](const bf16* from, int request) {
-        for (int item = threadIdx.x * 8; item < WIDTH; item += THREADS * 8)
-            *reinterpret_cast<uint4*>(hidden + request * WIDTH + item) = constant(from + item);
+    const auto add = [=](bf16* room, int use, int row, int request, float sum) {
+        float& own = owned[request * COUNT + row];
+        own = rounded(own + rounded(sum));
+        write(room, WIDTH, use, request, program * COUNT + row, narrow(own));
     };
-    const auto add = [&](int row, int request, float sum) {
-        if (first + row >= WIDTH) return;
-        bf16* at = hidden + request * WIDTH + first + row;
-        *at = narrow(wide(fresh_one(at)) + rounded(sum));
+    // Rooms of hidden states: of the codes' embeddings, after attention, and after an MLP.
+    bf16 *embedded = hidden, *middle = embedded + 2 * max_batch * WIDTH, *ended = middle + 2 * max_batch * WIDTH;
+    const auto copy_row = [=](const bf16* from, int position, int request) {
+        for (int item = threadIdx.x * 8; item < WIDTH; item += THREADS * 8) {
+            uint4 v = {NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING, NOTHING << 16 | NOTHING};
+            const auto known = [](u32 pair) { return pack(low(pair), high(pair)); };  // one NaN
+            if (from) v = constant(from + item), v = {known(v.x), known(v.y), known(v.z), known(v.w)};
+            *reinterpret_cast<uint4*>(half(embedded, WIDTH, position) + request * WIDTH + item) = v;
+        }
     };
-    int turn = 0;
-    for (int request = program; request < batch; request += PROGRAMS) copy_row(given + request * 2 * WIDTH, request);
-    arrive(counter);
+    for (int request = program; request < batch; request += PROGRAMS)
+        for (int position = 0; position < 2; ++position) copy_row(given + (request * 2 + position) * WIDTH, position, request);
+    int use = 0;
 #pragma unroll 1
     for (int position = 0; position <= NUM_CODES; ++position) {
+        bf16* before = half(embedded, WIDTH, position);
+        Norm norm;  // its weights are read long before they are used
+        norm.load(norms);
 #pragma unroll 1
-        for (int layer = 0; layer < LAYERS; ++layer) {
-            const bf16* gate_matrix = gate_up_weight + layer * 2 * INNER * WIDTH;
-            const bf16* up_matrix = gate_matrix + INNER * WIDTH;
-            const bf16* down_matrix = down_weight + layer * WIDTH * INNER;
-            Norm norm;
-            {
-                Weights<WIDTH, QKV_COUNT> weights;
-                weights.load(rows(qkv_weight + layer * QKV * WIDTH, qkv_first, QKV_COUNT, QKV, WIDTH));
-                norm.load(norms + 2 * layer * WIDTH);
-                wait(counter, ++turn);
-                norm.apply(hidden, batch, normalized);
-                weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                    if (qkv_first + row < QKV) qkv[request * QKV + qkv_first + row] = narrow(sum);
-                });
-                arrive(counter);
-            }
-            {
-                Weights<HEADS * SIZE, COUNT> weights;
-                weights.load(rows(out_weight + layer * WIDTH * HEADS * SIZE, first, COUNT, WIDTH, HEADS * SIZE));
-                Attention attention;
-                attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
-                wait(counter, ++turn);
-                attention.apply(qkv, cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE, attended, batch, position, partial);
-                arrive(counter);
-                wait(counter, ++turn);
-                weights.template multiply_by<true>(attended, HEADS * SIZE, batch, partial, add);
-                arrive(counter);
-            }
-            {
-                Weights<WIDTH, 2 * INNER_COUNT> weights;
-                const auto gates = rows(gate_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
-                const auto ups = rows(up_matrix, inner_first, INNER_COUNT, INNER, WIDTH);
-                weights.load([&](int row) { return row < INNER_COUNT ? gates(row) : ups(row - INNER_COUNT); });
-                norm.load(norms + (2 * layer + 1) * WIDTH);
-                wait(counter, ++turn);
-                norm.apply(hidden, batch, normalized);
-                static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
-                float* sums = reinterpret_cast<float*>(normalized);
-                weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                    sums[request * 2 * INNER_COUNT + row] = rounded(sum);
-                });
-                __syncthreads();
-#pragma unroll 1
-                for (int index = threadIdx.x; index < INNER_COUNT * batch; index += THREADS) {
-                    const int row = index % INNER_COUNT, request = index / INNER_COUNT;
-                    const float* pair = sums + request * 2 * INNER_COUNT + row;
-                    const float gate = rounded(__fdividef(pair[0], 1 + __expf(-pair[0])));
-                    if (inner_first + row < INNER) inner[request * INNER + inner_first + row] = narrow(gate * pair[INNER_COUNT]);
-                }
-                arrive(counter);
-            }
-            {
-                Weights<INNER, COUNT> weights;
-                weights.load(rows(down_matrix, first, COUNT, WIDTH, INNER));
-                wait(counter, ++turn);
-                weights.template multiply_by<true>(inner, INNER, batch, partial, add);
-                arrive(counter);
-            }
-        }
-        if (position > 0) {
-            Weights<WIDTH, CODE_COUNT> weights;
-            weights.load(rows(head_weight + (position - 1) * CODES * WIDTH, code_first, CODE_COUNT, CODES, WIDTH));
-            Norm norm;
-            norm.load(last_norm);
-            wait(counter, ++turn);
-            norm.apply(hidden, batch, normalized);
-            weights.template multiply_by<false>(normalized, STRIDE, batch, partial, [&](int row, int request, float sum) {
-                if (code_first + row < CODES) logits[request * CODES + code_first + row] = narrow(sum);
+        for (int layer = 0; layer < LAYERS; ++layer, ++use) {
+            Attention attention;
+            attention.load(head_norms + 2 * layer * SIZE, cosines + position * SIZE, sines + position * SIZE);
+            norm.apply(before, batch, normalized);
+            norm.load(norms + (2 * layer + 1) * WIDTH);
+            ring.multiply_by<Qkv, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                write(qkv, QKV, use, request, program * share(QKV) + row, narrow(sum));
             });
-            arrive(counter);
-        }
-        wait(counter, ++turn);
-        static_assert((2 * CODES + 4 * WARPS + 2) * sizeof(u32) <= ROWS * STRIDE * sizeof(bf16));
-        for (int request = program; request < batch; request += PROGRAMS) {
-            if (position == 0) {
-                copy_row(given + (request * 2 + 1) * WIDTH, request);
-                continue;
+            ring.refill(Qkv::COUNT_SLOTS);
+            attention.apply(half(qkv, QKV, use), cache + layer * max_batch * 2 * SHARED * LENGTH * SIZE,
+                            half(attended, HEADS * SIZE, use), half(attended, HEADS * SIZE, use + 1), batch, position, partial);
+            __syncthreads();
+            ring.multiply_by<Out, true>(half(attended, HEADS * SIZE, use), HEADS * SIZE, batch, partial,
+                                        [=](int row, int request, float sum) {
+                const int column = min(program * COUNT + row, WIDTH - 1);
+                if (layer == 0) owned[request * COUNT + row] = wide(fresh_one(before + request * WIDTH + column));
+                add(middle, use, row, request, sum);
+            });
+            ring.refill(Out::COUNT_SLOTS);
+            norm.apply(half(middle, WIDTH, use), batch, normalized);
+            norm.load(layer + 1 < LAYERS ? norms + 2 * (layer + 1) * WIDTH : last_norm);
+            static_assert(2 * INNER_COUNT * sizeof(float) <= STRIDE * sizeof(bf16));
+            float* sums = reinterpret_cast<float*>(normalized);
+            ring.multiply_by<GateUp, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                sums[request * 2 * INNER_COUNT + row] = rounded(sum);
+            });
+            __syncthreads();
+#pragma unroll 1
+            for (int index = threadIdx.x; index < INNER_COUNT * batch; index += THREADS) {
+                const int row = index % INNER_COUNT, request = index / INNER_COUNT;
+                const float* pair = sums + request * 2 * INNER_COUNT + row;
+                const float gate = rounded(__fdividef(pair[0], 1 + __expf(-pair[0])));
+                write(inner, INNER, use, request, program * INNER_COUNT + row, narrow(gate * pair[INNER_COUNT]));
             }
-            const int index = request * NUM_CODES + position - 1;
-            const int code = draw(logits + request * CODES, draws[index], reinterpret_cast<u32*>(normalized));
-            if (threadIdx.x == 0) codes[index] = code;
-            copy_row(tables + ((position - 1) * CODES + code) * WIDTH, request);
+            ring.refill(GateUp::COUNT_SLOTS);
+            ring.multiply_by<Down, true>(half(inner, INNER, use), INNER, batch, partial, [=](int row, int request, float sum) {
+                add(ended, use, row, request, sum);
+            });
+            ring.refill(Down::COUNT_SLOTS);
+            before = half(ended, WIDTH, use);
         }
-        arrive(counter);
+        // Without a draw, too, all programs are waited for: those that still use what the next position replaces.
+        norm.apply(before, batch, normalized);
+        if (position > 0) {
+            ring.multiply_by<Logits, false>(normalized, STRIDE, batch, partial, [=](int row, int request, float sum) {
+                write(logits, CODES, position, request, program * share(CODES) + row, narrow(sum));
+            });
+            ring.refill(Logits::COUNT_SLOTS);
+        }
+        static_assert(sizeof(Draw) <= ROWS * STRIDE * sizeof(bf16));
+        for (int request = program; request < batch; request += PROGRAMS) {
+            copy_row(nullptr, position, request);
+            if (position == 0) continue;
+            const int index = request * NUM_CODES + position - 1;
+            const bf16* row = half(logits, CODES, position) + request * CODES;
+            const int code = reinterpret_cast<Draw*>(normalized)->apply(row, draws[index]);
+            if (threadIdx.x == 0) codes[index] = code;
+            copy_row(tables + ((position - 1) * CODES + code) * WIDTH, position + 1, request);
+        }
     }
 }

@@ -15,6 +15,8 @@ from omni_cli.core.compat import replace_attributes
 SOURCE = Path(__file__).with_name("frame.cu")
 # Programs, which wait for each other: each needs a multiprocessor of its own.
 _PROGRAMS, _THREADS = 128, 256
+# All shared memory of a multiprocessor of compute capability 9 or 10, which have copies in bulk.
+SHARED_BYTES = 227 << 10
 # More requests would need more registers than there are.
 _MOST_REQUESTS = 32
 
@@ -34,6 +36,8 @@ class FrameKernel:
         heads = torch.stack([network.head(index, torch.eye(width, device=device, dtype=dtype)).T for index in later])
         codes = torch.arange(heads.shape[1], device=device)
         cos, sin = network.rotary_emb(qkv, torch.arange(num_codebooks, device=device)[None])
+        tables = torch.stack([network.embed(index, codes) for index in later])
+        self._tables, self._offsets = tables.flatten(0, 1), torch.arange(len(later), device=device) * len(codes)
         norms = [norm.weight for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         self._weights = (
             qkv,
@@ -44,7 +48,7 @@ class FrameKernel:
             torch.stack([norm.weight for part in attention for norm in (part.q_norm, part.k_norm)]),
             network.norm.weight,
             heads,
-            torch.stack([network.project(network.embed(index, codes)) for index in later]),
+            network.project(tables),
             cos[0].contiguous(),
             sin[0].contiguous(),
         )
@@ -55,12 +59,13 @@ class FrameKernel:
             "PROGRAMS": programs, "TOP_K": sampling.top_k, "TOP_P": f"{float(sampling.top_p)}f",
             "TEMPERATURE": f"{float(sampling.temperature)}f", "EPSILON": f"{float(config.rms_norm_eps)}f",
         }  # fmt: skip
-        columns = (width, qkv.shape[1], config.num_attention_heads * size, config.intermediate_size, len(codes))
+        # Each is there twice, of hidden states three.
+        columns = (3 * width, qkv.shape[1], config.num_attention_heads * size, config.intermediate_size, len(codes))
+        self._exchanged = torch.empty(2 * self._rows * sum(columns), device=device, dtype=torch.int16)
         self._rooms = (
-            *(torch.empty((self._rows, count), device=device, dtype=dtype) for count in columns),
+            *self._exchanged.split([2 * self._rows * count for count in columns]),
             torch.empty((len(layers), self._rows, 2, shared, num_codebooks, size), device=device, dtype=dtype),
         )
-        self._counter = torch.zeros(1, device=device, dtype=torch.int32)
         self._compiled: dict[int, Any] = {}
 
     @staticmethod
@@ -76,7 +81,7 @@ class FrameKernel:
         num_codes = network.head(1, weight.new_zeros((1, config.hidden_size))).shape[-1]
         return (
             torch.version.hip is None
-            and device.major >= 8
+            and device.major in (9, 10)
             and device.multi_processor_count >= _PROGRAMS
             and weight.dtype == torch.bfloat16
             and (config.hidden_act, config.attention_bias) == ("silu", False)
@@ -96,19 +101,16 @@ class FrameKernel:
         codes = first_codes.new_empty((len(hidden), self._num_codes))
         for begin in range(0, len(hidden), _MOST_REQUESTS):
             part = slice(begin, begin + _MOST_REQUESTS)
-            self._counter.zero_()
-            self.launch(
-                (given[part], draws[part], codes[part], *self._weights, *self._rooms, self._counter), len(codes[part])
-            )
-        embedded = [network.embed(index, column) for index, column in enumerate(codes.unbind(dim=1), start=1)]
-        return torch.cat([first_codes[:, None], codes], dim=1), torch.stack(embedded).sum(dim=0)
+            self._exchanged.fill_(-1)  # nothing is there yet
+            self.launch((given[part], draws[part], codes[part], *self._weights, *self._rooms), len(codes[part]))
+        return torch.cat([first_codes[:, None], codes], dim=1), self._tables[codes + self._offsets].sum(dim=1)
 
     def launch(self, tensors: Sequence[torch.Tensor], batch: int) -> None:
         """Run the kernel for a number of requests; `tensors` are its arguments before that number."""
         tiles = -(-batch // 8)
         self._compiled[tiles](
             grid=(self.sizes["PROGRAMS"], 1, 1), block=(_THREADS, 1, 1), args=[*tensors, batch, self._rows],
-            shared_mem=self.shared_bytes(tiles),
+            shared_mem=SHARED_BYTES,
         )  # fmt: skip
 
     def compile(self) -> None:
@@ -122,27 +124,19 @@ class FrameKernel:
             self._compiled = dict(zip(numbers, pool.map(self._compile, numbers), strict=True))
 
     def _compile(self, tiles: int) -> Any:
-        with torch.cuda.device(self._counter.device):
+        with torch.cuda.device(self._exchanged.device):
             torch.cuda.synchronize()  # a thread has no context before its first call
             kernel = torch.cuda._compile_kernel(
                 SOURCE.read_text(), "frame",
                 cuda_include_dirs=[str(SOURCE.parent)], nvcc_options=self.definitions(tiles),
             )  # fmt: skip
-            kernel.set_shared_memory_config(self.shared_bytes(tiles))
+            kernel.set_shared_memory_config(SHARED_BYTES)
         return kernel
 
     def definitions(self, tiles: int) -> list[str]:
         """Return the options of a compiler that define a kernel's sizes."""
-        return [f"-D{name}={value}" for name, value in {**self.sizes, "TILES": tiles}.items()]
-
-    def shared_bytes(self, tiles: int) -> int:
-        """Return the shared memory of a program: normalized rows, and each warp's sums of a product."""
-        sizes = self.sizes
-        qkv = (sizes["HEADS"] + 2 * sizes["SHARED"]) * sizes["SIZE"]
-        most = max(2 * -(-sizes["INNER"] // sizes["PROGRAMS"]), -(-qkv // sizes["PROGRAMS"]))
-        rows = 16 * -(-most // 16)
-        total: int = 8 * tiles * (sizes["WIDTH"] + 32) * 2 + 8 * rows * (8 * tiles + 1) * 4
-        return total
+        sizes = {**self.sizes, "TILES": tiles, "SHARED_BYTES": SHARED_BYTES}
+        return [f"-D{name}={value}" for name, value in sizes.items()]
 
 
 def _join(weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -14,11 +14,11 @@ from support.code_predictors import CODEBOOKS, CODES, kernel_predictor, misdrawn
 from support.fake_graphs import FakeBackend
 
 from omni_cli.models.codec.code_predictor import CodePredictor, CodeSampling
-from omni_cli.models.codec.frame_kernel import SOURCE, FrameKernel
+from omni_cli.models.codec.frame_kernel import SHARED_BYTES, SOURCE, FrameKernel
 
 EMULATION = Path(__file__).parents[2] / "support/cuda_on_cpu.h"
 PROGRAMS, THREADS = 4, 256
-TYPES = ["const bf16*", "const float*", "long long*", *["const bf16*"] * 11, *["bf16*"] * 6, "u32*"]
+TYPES = ["const bf16*", "const float*", "long long*", *["const bf16*"] * 11, *["bf16*"] * 6]
 
 
 class EmulatedKernel(FrameKernel):
@@ -33,7 +33,7 @@ class EmulatedKernel(FrameKernel):
         source.write_text(
             f'#include "{EMULATION}"\n#include "{SOURCE}"\n'
             'extern "C" void run(void** given, int batch, int most) {\n'
-            f"    emulated::launch({PROGRAMS}, {THREADS}, {self.shared_bytes(tiles)}, "
+            f"    emulated::launch({PROGRAMS}, {THREADS}, {SHARED_BYTES}, "
             f"[=] {{ frame({arguments}, batch, most); }});\n}}\n"
         )
         library = self.folder / f"frame{tiles}.so"
@@ -102,6 +102,9 @@ def test_a_network_that_the_kernel_would_compute_in_another_way_does_not_suit_it
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     network, _ = kernel_predictor("cpu", num_hidden_layers=1, **sizes)
     assert FrameKernel.suits(network, codebooks) == suits
+    device.major = 8  # no copies in bulk
+    assert not FrameKernel.suits(network, codebooks)
+    device.major = 9
     device.multi_processor_count = 127  # the programs would wait for one that has no room
     assert not FrameKernel.suits(network, codebooks)
 
