@@ -88,7 +88,7 @@ class Transfer(Protocol):
         """The device's time for the finished copy."""
 
     def stream_busy(self) -> bool:
-        """True if the device has work left on the source's stream or the current one; called as the copy has ended."""
+        """True if the device has work left on the source's stream; called when the copy has just ended."""
 
 
 class CopyBackend(Protocol):
@@ -286,9 +286,7 @@ class _CudaTransfer:
         return float(self._began.elapsed_time(self._ended)) / 1e3
 
     def stream_busy(self) -> bool:
-        import torch
-
-        return not (self._makes_source.query() and torch.cuda.current_stream(self._makes_source.device).query())
+        return not self._makes_source.query()
 
 
 def _timing_event() -> torch.cuda.Event:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -184,9 +183,7 @@ class StepCodes:
 class CodeRunnerMixin(ARRunnerMixin):
     """For models with a `FrameStore`, or with what its own base needs.
 
-    A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`). From CUDA
-    graphs they are predicted on a stream of their own, beside what vLLM does before the next forward pass: it copies
-    the tokens, for which the next penalties wait, and the inputs. What guides the next token has to wait.
+    A step's codes leave the worker in `pooler_output`, one row next to each sampled token (`StepCodes.rows`).
     """
 
     frames: FrameStore
@@ -198,7 +195,6 @@ class CodeRunnerMixin(ARRunnerMixin):
         self._sampled_hidden: torch.Tensor | None = None
         self._codes: StepCodes | None = None
         self._clock = clock_for(self.device.type)
-        self._stream: torch.cuda.Stream | None = None
 
     def capture_model(self) -> int:
         num_bytes: int = super().capture_model()
@@ -209,8 +205,6 @@ class CodeRunnerMixin(ARRunnerMixin):
             model = self.get_model()
             compiles = self.compilation_config.mode != CompilationMode.NONE
             model.capture_predictor(CudaGraphBackend(self.device), compiles=compiles)
-        if not self.frames.guides:
-            self._stream = torch.cuda.Stream(self.device)
         return num_bytes + int(model.predictor_counters.graph_pool_bytes)
 
     def execution_counters(self) -> dict[str, float]:
@@ -242,8 +236,6 @@ class CodeRunnerMixin(ARRunnerMixin):
             self.frames.fill(self._spans())
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
         began = self._clock.mark()
         output = super()._model_forward(*args, **kwargs)
         self._backbone = began, self._clock.mark()
@@ -268,31 +260,17 @@ class CodeRunnerMixin(ARRunnerMixin):
                 logits[kept] = self.frames.guide(spans, logits[kept])
         output = super()._sample(logits, *args, **kwargs)
         if self._sampled_hidden is not None:
-            with self._beside(self._sampled_hidden, output.sampled_token_ids):
-                self._start_frames(self._sampled_hidden, output.sampled_token_ids)
+            began = self._clock.mark()
+            with mark("code predictor"):
+                predicted = self._predict(self._sampled_hidden, output.sampled_token_ids)
+            ended = self._clock.mark()
+            if predicted is not None and self.returns_outputs:
+                spans, codes = predicted
+                with mark("output copy"):
+                    pending = self.output_copy.start(codes, reused=True)
+                request_ids = [span.request_id for span in spans]
+                self._codes = StepCodes(request_ids, pending, (began, ended), self._backbone)
         return output
-
-    def _beside(self, *tensors: torch.Tensor) -> AbstractContextManager[object]:
-        """Return the context of the codes' stream, if they have one, which reads these tensors of the current one."""
-        if self._stream is None:
-            return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        for tensor in tensors:
-            tensor.record_stream(self._stream)
-        context: AbstractContextManager[object] = torch.cuda.stream(self._stream)
-        return context
-
-    def _start_frames(self, hidden: torch.Tensor, sampled: torch.Tensor) -> None:
-        began = self._clock.mark()
-        with mark("code predictor"):
-            predicted = self._predict(hidden, sampled)
-        ended = self._clock.mark()
-        if predicted is not None and self.returns_outputs:
-            spans, codes = predicted
-            with mark("output copy"):
-                pending = self.output_copy.start(codes, reused=True)
-            request_ids = [span.request_id for span in spans]
-            self._codes = StepCodes(request_ids, pending, (began, ended), self._backbone)
 
     def _predict(self, hidden: torch.Tensor, sampled: torch.Tensor) -> tuple[list[ComputedSpan], torch.Tensor] | None:
         """Codes of all requests but those with a part of a prompt, whose sampled token is discarded; None for none."""
