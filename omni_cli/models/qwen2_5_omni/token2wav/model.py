@@ -62,7 +62,9 @@ class Qwen2_5OmniToken2WavForDiffusion(DiffusionModel):
         """Do the next work; return the waveforms (num_samples,) float32 in [-1, 1] that it finished."""
         for request in inputs:
             if request.request_id not in self.scheduler:
-                self.scheduler.add(SynthesisRequest.from_engine(request))
+                self.scheduler.add(
+                    SynthesisRequest.from_engine(request.request_id, request.token_ids, request.information)
+                )
         waveforms = self.scheduler.advance()
         return {request.request_id: waveforms.get(request.request_id, NOT_FINISHED) for request in inputs}
 

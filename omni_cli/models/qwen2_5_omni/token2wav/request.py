@@ -8,14 +8,11 @@ on the codes and the sizes, not on when codes arrive, so the audio is the same e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
-
-if TYPE_CHECKING:
-    from omni_cli.backends.vllm.diffusion_runner import DiffusionInput
 
 T = TypeVar("T")
 
@@ -88,14 +85,13 @@ class SynthesisRequest:
     drawn_noise: torch.Tensor | None = None
 
     @classmethod
-    def from_engine(cls, request: DiffusionInput) -> SynthesisRequest:
-        """Create it from a request of the engine; for all of its codes unless its information has a chunk."""
-        information = request.information
-        codes_start, start, end = information.get("chunk", (0, 0, len(request.token_ids)))
+    def from_engine(cls, request_id: str, token_ids: torch.Tensor, information: Mapping[str, Any]) -> SynthesisRequest:
+        """Create it from a request of the engine; for all of its codes unless its `information` has a chunk."""
+        codes_start, start, end = information.get("chunk", (0, 0, len(token_ids)))
         return cls(
-            request.request_id,
+            request_id,
             # The runner reuses its buffer in the next step.
-            request.token_ids.to(torch.long, copy=True),
+            token_ids.to(torch.long, copy=True),
             codes_start=codes_start,
             start=start,
             end=end,
