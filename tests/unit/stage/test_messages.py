@@ -28,7 +28,9 @@ from omni_cli.stage.messages import (
     Report,
     RequestDone,
     TextChunk,
+    WaveformChunk,
     decode_command,
+    decode_commands,
     decode_reports,
     encode,
     join,
@@ -47,7 +49,7 @@ def arrived(request: GenerateRequest, hops: int = 1) -> GenerateRequest:
 
 
 def decode_report(raw: bytes) -> Report:
-    (report,) = decode_reports(join([raw]))
+    (report,) = decode_reports(raw)
     return report
 
 
@@ -87,6 +89,21 @@ def test_arrays_are_views_of_the_message_and_always_aligned() -> None:
         (image,), ((samples, _),) = command.request.media.images, command.request.media.audio
         assert np.shares_memory(image, np.frombuffer(raw, np.uint8))
         assert samples.flags.aligned and same(samples, SAMPLES)
+
+
+def test_messages_that_are_joined_stay_in_order_and_a_large_one_keeps_no_other_alive() -> None:
+    sizes = [1, 2, 2 << 20, 3, 600_000, 600_000, 4]
+    single = [encode(WaveformChunk("a", AudioOutput(np.zeros(size // 4 + 1, np.float32), 1))) for size in sizes]
+    joined = list(join(single))
+    counts = [len(decode_reports(message)) for message in joined]
+    assert counts == [2, 1, 2, 2] and joined[1] is single[2]
+    assert [encode(report) for message in joined for report in decode_reports(message)] == single
+
+
+def test_a_message_of_nothing_is_not_one() -> None:
+    for decode in (decode_commands, decode_reports):
+        with pytest.raises(DecodeError):
+            decode(b"\x90")
 
 
 def test_outputs_arrive_as_they_were_made() -> None:
