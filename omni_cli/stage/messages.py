@@ -128,7 +128,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     def error(self, stage: str) -> OmniError:
         """Rebuild the exception, in the command's process."""
         if self.kind in _KINDS:
-            return _KINDS[self.kind](self.message, hint=self.hint)
+            error = _KINDS[self.kind](self.message, hint=self.hint)
+            error.details = self.details
+            return error
         name = f"stage `{stage}`: "
         return StageError(
             self.message if self.message.startswith(name) else name + self.message,

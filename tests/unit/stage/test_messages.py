@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from omni_cli.core.errors import CheckpointError, StageError
 from omni_cli.requests.contents import CallFile, Media, StageIO, ToolCallDelta, Video
 from omni_cli.requests.outputs import (
     AudioOutput,
@@ -25,6 +26,7 @@ from omni_cli.requests.outputs import (
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,
+    Failure,
     Report,
     RequestDone,
     TextChunk,
@@ -104,6 +106,12 @@ def test_a_message_of_nothing_is_not_one() -> None:
     for decode in (decode_commands, decode_reports):
         with pytest.raises(DecodeError):
             decode(b"\x90")
+
+
+def test_an_error_arrives_with_the_traceback_of_its_process() -> None:
+    for error in (CheckpointError("no", hint="yes"), StageError("no", stage="talker")):
+        arrived_error = Failure.of(error, details="Traceback of the stage").error("talker")
+        assert type(arrived_error) is type(error) and arrived_error.details == "Traceback of the stage"
 
 
 def test_outputs_arrive_as_they_were_made() -> None:
