@@ -31,9 +31,13 @@ class ExitCode(IntEnum):
 
 
 class OmniError(Exception):
-    """A failure shown to the user as one `error:` paragraph and, if there is something to do, a `hint:`."""
+    """A failure shown to the user as one `error:` paragraph and, if there is something to do, a `hint:`.
+
+    `details` is the traceback or log tail of the process in which it occurred, if that is another one; `-v` shows it.
+    """
 
     exit_code = ExitCode.RUN_FAILED
+    details: str | None = None
 
     def __init__(self, message: str, *, hint: str | None = None, exit_code: ExitCode | None = None) -> None:
         super().__init__(message)
@@ -84,8 +88,7 @@ class OutputError(UsageError):
 class StageError(OmniError):
     """A stage failed.
 
-    `stage` is its name in the profile; `request_id` is set if a single request caused it;
-    `details` is the stage's traceback or log tail, shown with `-v`.
+    `stage` is its name in the profile; `request_id` is set if a single request caused it.
     """
 
     def __init__(

@@ -373,7 +373,9 @@ class OmniLLM:
 def _stage_error(name: str, failure: Failure) -> StageError:
     """Return the failure as a new `StageError` each time, because raising it adds a traceback."""
     error = failure.error(name)
-    return error if isinstance(error, StageError) else StageError(error.message, stage=name, hint=error.hint)
+    if isinstance(error, StageError):
+        return error
+    return StageError(error.message, stage=name, hint=error.hint, details=error.details)
 
 
 def _peaks(memory: MemoryReport) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -128,7 +128,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     def error(self, stage: str) -> OmniError:
         """Rebuild the exception, in the command's process."""
         if self.kind in _KINDS:
-            return _KINDS[self.kind](self.message, hint=self.hint)
+            error = _KINDS[self.kind](self.message, hint=self.hint)
+            error.details = self.details
+            return error
         name = f"stage `{stage}`: "
         return StageError(
             self.message if self.message.startswith(name) else name + self.message,
@@ -280,9 +282,9 @@ _decode_shared = msgspec.msgpack.Decoder(tuple[str, Annotated[int, msgspec.Meta(
 _decode_fraction = msgspec.msgpack.Decoder(tuple[int, Annotated[int, msgspec.Meta(ge=1)]]).decode
 _decode_file = msgspec.msgpack.Decoder(CallFile, ext_hook=_value).decode
 decode_command = msgspec.msgpack.Decoder(Command, ext_hook=_value).decode
-# Of what `join` or `pack` made of several.
-decode_commands = msgspec.msgpack.Decoder(list[Command], ext_hook=_value).decode
-decode_reports = msgspec.msgpack.Decoder(list[Report], ext_hook=_value).decode
+_Some = Annotated[list[T], msgspec.Meta(min_length=1)]
+_decode_commands = msgspec.msgpack.Decoder(Command | _Some[Command], ext_hook=_value).decode
+_decode_reports = msgspec.msgpack.Decoder(Report | _Some[Report], ext_hook=_value).decode
 
 
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
@@ -291,7 +293,7 @@ def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def pack(value: object) -> bytes:
-    """Encode structs or dataclasses. Raises `TypeError` for a value of a type that is not sent."""
+    """Encode a struct or dataclass. Raises `TypeError` for a value of a type that is not sent."""
     return _encode(value)
 
 
@@ -308,6 +310,38 @@ def encode(message: Command | Report) -> bytes:
     return _encode(message)
 
 
-def join(messages: Sequence[bytes]) -> bytes:
-    """Make one of encoded messages, which are written, read and handled at once."""
-    return _encode([msgspec.Raw(message) for message in messages])
+# An array that is kept keeps the whole message, of which it is a view.
+_MOST_TOGETHER_BYTES = 1 << 20
+
+
+def join(messages: Iterable[bytes]) -> Iterator[bytes]:
+    """Make one of several encoded messages, up to 1 MiB; a larger message stays alone. Their order stays.
+
+    What is one is written, read and handled at once.
+    """
+    together: list[bytes] = []
+    size = 0
+    for message in messages:
+        if together and size + len(message) > _MOST_TOGETHER_BYTES:
+            yield _joined(together)
+            together, size = [], 0
+        together.append(message)
+        size += len(message)
+    if together:
+        yield _joined(together)
+
+
+def _joined(messages: Sequence[bytes]) -> bytes:
+    return messages[0] if len(messages) == 1 else _encode([msgspec.Raw(message) for message in messages])
+
+
+def decode_commands(message: bytes) -> list[Command]:
+    """Decode what `join` yields. Raises one of `DecodeError`."""
+    commands = _decode_commands(message)
+    return commands if isinstance(commands, list) else [commands]
+
+
+def decode_reports(message: bytes) -> list[Report]:
+    """Decode what `join` yields. Raises one of `DecodeError`."""
+    reports = _decode_reports(message)
+    return reports if isinstance(reports, list) else [reports]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os.path
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def _is_unwritten(weight: torch.Tensor) -> bool:
 def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
     """Raise `CheckpointError` with the checkpoint's names for weights that are missing or of another shape.
 
-    Other failures of what runs inside stay as they are. Those of ranks in other processes do not name their cause.
+    Failures while anything else is done stay as they are. Those of ranks in other processes do not name their cause.
     """
     role = spec.family.role(spec.stage.name)
     needed = () if role is None else role.needed_weights
@@ -132,8 +133,18 @@ def naming_missing_weights(spec: StageSpec) -> Iterator[None]:
         is_other = isinstance(error, (OmniError, MemoryError, torch.OutOfMemoryError))
         if is_other and not isinstance(error, CheckpointError):
             raise
-        if fault := find(is_loaded=False):
+        reads = spec.stage.has_ranks_elsewhere or _reads_weights(error)
+        if reads and (fault := find(is_loaded=False)):
             raise fault from error
         raise
     if fault := find(is_loaded=True):
         raise fault
+
+
+def _reads_weights(error: BaseException | None) -> bool:
+    """True if an exception, or a cause of it, was raised while a loader or a model read its weights."""
+    while error is not None:
+        if any(frame.f_code.co_name == "load_weights" for frame, _ in traceback.walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

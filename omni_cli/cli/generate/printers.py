@@ -42,10 +42,11 @@ class Printer:
         self._progress.hide()
         for note in new_notes:
             console.print_warning(note if record.place is None else f"{record.place}: {note}")
-        if (shown := record.error) is not None:
+        if (error := record.error) is not None:
+            shown = error
             if record.place is not None:  # FILE:LINE, as compilers do
-                shown = OmniError(f"{record.place}: {shown.message}", hint=shown.hint)
-                shown.__cause__ = record.error
+                shown = OmniError(f"{record.place}: {error.message}", hint=error.hint)
+                shown.__cause__, shown.details = error, error.details
             console.print_error(shown, verbose=self._verbose)
         self._progress.show()
 

@@ -140,9 +140,8 @@ def print_error(error: OmniError, *, verbose: bool = False) -> None:
     """Show a failure on stderr: `error:`, blank line, `hint:`; with `verbose` also its traceback."""
     if verbose:
         _tell("".join(traceback.format_exception(error)) + "\n")
-        details = getattr(error, "details", None)
-        if details:
-            _tell(f"{details.rstrip()}\n\n")
+        if error.details:
+            _tell(f"{error.details.rstrip()}\n\n")
     paragraphs = [f"error: {error.message}"]
     if error.hint:
         paragraphs.append(f"hint: {error.hint}")

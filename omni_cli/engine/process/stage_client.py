@@ -238,7 +238,9 @@ class StageClient:
         with contextlib.suppress(OSError):  # its process is gone, which `_read` reports
             # Requests that came together enter the stage's next step together.
             while all(contents := [self._outbox.get(), *(self._outbox.get() for _ in range(self._outbox.qsize()))]):
-                self._connection.send_bytes(join(contents))
+                for message in join(contents):
+                    self._connection.send_bytes(message)
+                del contents, message  # which may hold an hour of sound, and the next one may be far
 
     def _deliver(self, *reports: Report | None) -> None:
         # An interrupt may have closed the loop.

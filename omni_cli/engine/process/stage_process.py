@@ -49,7 +49,8 @@ from omni_cli.stage.messages import (
     StopStage,
     WakeStage,
     decode_commands,
-    pack,
+    encode,
+    join,
 )
 from omni_cli.stage.protocol import Stage, StageSpec
 from omni_cli.stage.recording import (
@@ -238,7 +239,7 @@ def forget_peaks() -> None:
 
 
 class _Emitter:
-    """Sends reports, those of a step at once; a step may report from another thread."""
+    """Sends reports, those of a step together; a step may report from another thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -252,7 +253,8 @@ class _Emitter:
 
     def __call__(self, *reports: Report) -> None:
         with self._lock:
-            self._connection.send_bytes(pack(reports))
+            for message in join(map(encode, reports)):
+                self._connection.send_bytes(message)
             self._said_s = time.monotonic()
 
 
@@ -267,11 +269,11 @@ def _read_commands(
             _end_now(scratch)
             return
         try:
-            commands = decode_commands(raw)
-            for command in commands:
+            for command in decode_commands(raw):
                 if isinstance(command, AbortRequest) and loaded:
                     # The loop reads commands only between steps, and a diffusion's step is a whole batch.
                     loaded[0].interrupt(command.request_id)
+                inbox.put(command)
         except Exception as error:  # noqa: BLE001 - without this thread the stage would hang without a reason
             # Later data cannot be trusted.
             with contextlib.suppress(OSError):
@@ -279,9 +281,7 @@ def _read_commands(
                 emit(Failure("stage", message, details=traceback.format_exc()))
             _end_now(scratch)
             return
-        for command in commands:
-            inbox.put(command)
-        del raw, commands, command
+        del raw, command
 
 
 def _end_now(scratch: Path) -> None:

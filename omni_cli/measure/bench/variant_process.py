@@ -43,8 +43,6 @@ _LOG_LINES = 15
 class VariantError(OmniError):
     """The failure of a variant; the message names the variant and what it was doing, `-v` shows the `details`."""
 
-    details: str | None = None
-
 
 class VariantRunner(Protocol):
     """The runner of a variant: a separate process (`VariantProcess`), or a connection to a server."""

@@ -160,3 +160,11 @@ def test_a_missing_weight_is_an_error_of_the_command(ranks: tuple[str, ...], tmp
     ended = run_omni(tmp_path, "generate", *given, "hello")
     ended.check_error(2, f"`{broken}` lacks 1 of its weights: {name}")
     assert not ended.output_files
+
+
+def test_another_failure_of_loading_is_the_error_whatever_weights_are_missing(tmp_path: Path) -> None:
+    name = "thinker.model.layers.1.mlp.up_proj.weight"
+    broken = without(Path(resolve_model("builtin:tiny-omni")), name, tmp_path / "broken")
+    given = ("--profile", "tiny-omni", "--model", str(broken), "--modalities", "text")
+    ended = run_omni(tmp_path, "generate", *given, "--set", "thinker.max_model_len=10000000", "hello")
+    ended.check_error(6, "`max_model_len` (10000000) is more than the model's")

@@ -92,7 +92,8 @@ class FakeEngine:
         if "input-error" in words:
             error = InputError("the prompt has 9 tokens; the model takes 8", hint="shorten it")
         elif "stage-error" in words:
-            error = StageError("the talker ran out of memory", stage="talker", request_id=request.request_id)
+            own = {"request_id": request.request_id, "details": "the talker's traceback"}
+            error = StageError("the talker ran out of memory", stage="talker", **own)
         elif media := self._media(request):
             outputs.append(media)
             yield OutputReady(request.request_id, media)

@@ -323,6 +323,14 @@ def test_requests_run_concurrently(omni: Omni) -> None:
     assert result.code == 0 and result.engines[0].max_concurrency == 32
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_verbose_shows_the_traceback_of_a_stage(omni: Omni, number: int) -> None:
+    path = requests_file({"prompt": "stage-error"}, {"prompt": "two"})
+    asked = ("stage-error",) if number == 1 else ("--requests", path)
+    assert "the talker's traceback" in omni(*asked, "-v").err
+    assert "the talker's traceback" not in omni(*asked).err
+
+
 def test_bad_lines_fail_alone(omni: Omni) -> None:
     path = requests_file(
         {"prompt": "one"},

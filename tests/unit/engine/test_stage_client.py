@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -87,6 +89,13 @@ def test_commands_that_came_together_are_sent_at_once() -> None:
         together = decode_commands(theirs.recv_bytes())
         client.send(REST)
         last = decode_commands(theirs.recv_bytes())
+        content = bytes(100)
+        client._outbox.put(content)
+        assert theirs.recv_bytes() == content
+        deadline_s = time.monotonic() + 10
+        while sys.getrefcount(content) > 2:  # it may be an hour of sound, and the next one may be far
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
         client._outbox.put(b"")
         client._writer.join()
         return [together, last]

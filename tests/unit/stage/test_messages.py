@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from omni_cli.core.errors import CheckpointError, StageError
 from omni_cli.requests.contents import CallFile, Media, StageIO, ToolCallDelta, Video
 from omni_cli.requests.outputs import (
     AudioOutput,
@@ -25,10 +26,13 @@ from omni_cli.requests.outputs import (
 from omni_cli.stage.messages import (
     AddRequest,
     DecodeError,
+    Failure,
     Report,
     RequestDone,
     TextChunk,
+    WaveformChunk,
     decode_command,
+    decode_commands,
     decode_reports,
     encode,
     join,
@@ -47,7 +51,7 @@ def arrived(request: GenerateRequest, hops: int = 1) -> GenerateRequest:
 
 
 def decode_report(raw: bytes) -> Report:
-    (report,) = decode_reports(join([raw]))
+    (report,) = decode_reports(raw)
     return report
 
 
@@ -87,6 +91,27 @@ def test_arrays_are_views_of_the_message_and_always_aligned() -> None:
         (image,), ((samples, _),) = command.request.media.images, command.request.media.audio
         assert np.shares_memory(image, np.frombuffer(raw, np.uint8))
         assert samples.flags.aligned and same(samples, SAMPLES)
+
+
+def test_messages_that_are_joined_stay_in_order_and_a_large_one_keeps_no_other_alive() -> None:
+    sizes = [1, 2, 2 << 20, 3, 600_000, 600_000, 4]
+    single = [encode(WaveformChunk("a", AudioOutput(np.zeros(size // 4 + 1, np.float32), 1))) for size in sizes]
+    joined = list(join(single))
+    counts = [len(decode_reports(message)) for message in joined]
+    assert counts == [2, 1, 2, 2] and joined[1] is single[2]
+    assert [encode(report) for message in joined for report in decode_reports(message)] == single
+
+
+def test_a_message_of_nothing_is_not_one() -> None:
+    for decode in (decode_commands, decode_reports):
+        with pytest.raises(DecodeError):
+            decode(b"\x90")
+
+
+def test_an_error_arrives_with_the_traceback_of_its_process() -> None:
+    for error in (CheckpointError("no", hint="yes"), StageError("no", stage="talker")):
+        arrived_error = Failure.of(error, details="Traceback of the stage").error("talker")
+        assert type(arrived_error) is type(error) and arrived_error.details == "Traceback of the stage"
 
 
 def test_outputs_arrive_as_they_were_made() -> None:
