@@ -123,7 +123,7 @@ class CodePredictor:
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
-        if FrameKernel.suits(self._network, self.num_codebooks):
+        if FrameKernel.suits(self._network, self.num_codebooks, self._sampling.top_k):
             kernel = FrameKernel(self._network, self.num_codebooks, self._sampling, len(hidden))
             try:
                 kernel.compile()

@@ -83,37 +83,61 @@ def test_a_row_that_is_not_numbers_gets_codes_of_the_table_and_changes_no_other(
 
 
 @pytest.mark.parametrize(
-    ("codebooks", "sizes", "suits"),
+    ("codebooks", "top_k", "sizes", "suits"),
     [
-        (CODEBOOKS, {}, True),
-        (32, {}, True),
-        (33, {}, False),
-        (2, {}, False),
-        (CODEBOOKS, {"vocab_size": 512}, True),
-        (CODEBOOKS, {"vocab_size": 513}, False),
-        (CODEBOOKS, {"intermediate_size": 320}, False),
-        (CODEBOOKS, {"hidden_act": "gelu"}, False),
-        (CODEBOOKS, {"attention_bias": True}, False),
+        (CODEBOOKS, 50, {}, True),
+        (32, 50, {}, True),
+        (33, 50, {}, False),
+        (2, 50, {}, False),
+        (CODEBOOKS, 0, {}, False),
+        (CODEBOOKS, 1000, {}, True),
+        (CODEBOOKS, 50, {"vocab_size": 512}, True),
+        (CODEBOOKS, 128, {"vocab_size": 512}, True),
+        (CODEBOOKS, 129, {"vocab_size": 512}, False),
+        (CODEBOOKS, 50, {"vocab_size": 513}, False),
+        (CODEBOOKS, 50, {"intermediate_size": 320}, False),
+        (CODEBOOKS, 50, {"intermediate_size": 3072}, True),
+        (CODEBOOKS, 50, {"intermediate_size": 3328}, False),
+        (CODEBOOKS, 50, {"num_attention_heads": 36}, False),
+        (CODEBOOKS, 50, {"num_attention_heads": 20}, False),
+        (CODEBOOKS, 50, {"hidden_act": "gelu"}, False),
+        (CODEBOOKS, 50, {"attention_bias": True}, False),
     ],
 )
-def test_a_network_that_the_kernel_would_compute_in_another_way_does_not_suit_it(monkeypatch, codebooks, sizes, suits):
+def test_a_network_that_the_kernel_would_compute_in_another_way_does_not_suit_it(
+    monkeypatch, codebooks, top_k, sizes, suits
+):
     device = SimpleNamespace(major=9, multi_processor_count=128)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     network, _ = kernel_predictor("cpu", num_hidden_layers=1, **sizes)
-    assert FrameKernel.suits(network, codebooks) == suits
+    assert FrameKernel.suits(network, codebooks, top_k) == suits
     device.major = 8  # no copies in bulk
-    assert not FrameKernel.suits(network, codebooks)
+    assert not FrameKernel.suits(network, codebooks, top_k)
     device.major = 9
     device.multi_processor_count = 127  # the programs would wait for one that has no room
-    assert not FrameKernel.suits(network, codebooks)
+    assert not FrameKernel.suits(network, codebooks, top_k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiles", [1, 4])
+@pytest.mark.parametrize(("heads", "shared", "inner"), [(16, 16, 3072), (14, 14, 2816)])
+def test_the_largest_sizes_that_suit_the_kernel_fit_into_a_device(tiles, heads, shared, inner):
+    """As many requests, codes, kept codes and heads, and in the second case weights in parts of 256."""
+    sizes = {
+        "LAYERS": 5, "NUM_CODES": 31, "WIDTH": 1024, "INNER": inner, "HEADS": heads, "SHARED": shared, "SIZE": 128,
+        "CODES": 2048, "TOP_K": 512, "TOP_P": "0.8f", "TEMPERATURE": "0.9f", "EPSILON": "1e-6f", "PROGRAMS": 128,
+        "TILES": tiles, "SHARED_BYTES": SHARED_BYTES,
+    }  # fmt: skip
+    options = ["-std=c++17", "-w", "-fsyntax-only", *(f"-D{name}={value}" for name, value in sizes.items())]
+    subprocess.run(["g++", *options, "-include", str(EMULATION), "-x", "c++", str(SOURCE)], check=True)
 
 
 def test_without_a_compiler_frames_come_from_the_layers_and_a_warning_names_the_reason(monkeypatch, caplog):
     def compile_nothing(self: FrameKernel) -> None:
         raise OSError("Could not find any NVRTC library")
 
-    monkeypatch.setattr(FrameKernel, "suits", staticmethod(lambda network, num_codebooks: True))
+    monkeypatch.setattr(FrameKernel, "suits", staticmethod(lambda *_: True))
     monkeypatch.setattr(FrameKernel, "compile", compile_nothing)
     network, _ = kernel_predictor("cpu")
     predictor = CodePredictor(network, CODEBOOKS, CodeSampling(20, 0.8))
