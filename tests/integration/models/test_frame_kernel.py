@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,6 +81,23 @@ def test_a_row_that_is_not_numbers_gets_codes_of_the_table_and_changes_no_other(
     codes, _ = kernel(hidden, torch.arange(3), draws)
     assert ((codes >= 0) & (codes < CODES)).all()
     assert torch.equal(codes[[0, 2]], expected[[0, 2]])
+
+
+@torch.inference_mode()
+def test_a_greedy_code_of_an_infinite_logit_is_that_of_the_layers(tmp_path):
+    network, _ = kernel_predictor("cpu", num_hidden_layers=1)
+    network.norm.weight[3] = 100.0
+    weight = torch.zeros(CODES, 256).bfloat16()
+    weight[5, 3], weight[7, 3] = 3e38, -3e38
+    network = replace(network, head=lambda _, hidden: torch.nn.functional.linear(hidden, weight))
+    hidden = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    draws = torch.zeros(3, CODEBOOKS - 1)
+    sampling = CodeSampling(20, 0.8)
+    expected, _ = CodePredictor(network, CODEBOOKS, sampling).forward(hidden, torch.arange(3), draws)
+    assert set(expected[:, 1:].flatten().tolist()) == {5, 7}
+    kernel = EmulatedKernel(network, CODEBOOKS, sampling, 3, programs=PROGRAMS)
+    kernel.folder = tmp_path
+    assert torch.equal(kernel(hidden, torch.arange(3), draws)[0], expected)
 
 
 @pytest.mark.parametrize(
