@@ -49,7 +49,7 @@ class CodeNetwork:
 
 @dataclass(frozen=True)
 class CodeSampling:
-    """The reference's sampling, for requests that are not greedy."""
+    """The reference's sampling, for requests that are not greedy; `top_k` 0 keeps all codes."""
 
     top_k: int
     top_p: float
@@ -195,7 +195,7 @@ class CodePredictor:
     def _draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Draw one code per row by inverting the distribution function of the most probable codes."""
         sampling = self._sampling
-        top, ids = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1)
+        top, ids = logits.topk(min(sampling.top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
         kept = (top.float() / sampling.temperature).softmax(dim=-1)
         if sampling.top_p < 1:
             before = kept.cumsum(dim=-1) - kept
