@@ -111,7 +111,7 @@ def _frames(config: Any, device: torch.device, batches: list[int]) -> dict[str, 
         own = predictor()
         if side == "compiled graph":
             own.compile_parts()
-        suits = FrameKernel.suits if side == "one kernel" else lambda network, num_codebooks: False
+        suits = FrameKernel.suits if side == "one kernel" else lambda *_: False
         with replace_attributes(FrameKernel, suits=staticmethod(suits)):
             own.capture(CudaGraphBackend(device), inputs(max(batches))[0])
         times[side] = [_time(lambda each=each, run=own: run(*each), device) for each in given_inputs]

@@ -25,7 +25,7 @@ def predictor():
 @torch.inference_mode()
 def test_codes_are_those_of_transformers_layers_within_bfloat16(predictor):
     network, logits = predictor
-    assert FrameKernel.suits(network, CODEBOOKS)
+    assert FrameKernel.suits(network, CODEBOOKS, SAMPLING.top_k)
     captured = CodePredictor(network, CODEBOOKS, SAMPLING)
     hidden = torch.randn(MAX_BATCH, WIDTH, device="cuda").bfloat16()
     captured.capture(CudaGraphBackend(torch.device("cuda")), hidden)

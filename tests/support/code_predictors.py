@@ -15,6 +15,7 @@ from omni_cli.checkpoints.weights import random_state_dict
 from omni_cli.models.codec.code_predictor import CodeNetwork, CodePredictor, CodeSampling, stack_projections
 
 CODES, CODEBOOKS, WIDTH, MAX_BATCH = 96, 6, 64, 12
+SAMPLING = CodeSampling(top_k=20, top_p=0.8)
 
 
 def reference_predictor(device: str = "cpu") -> Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration:
@@ -35,7 +36,9 @@ def reference_predictor(device: str = "cpu") -> Qwen3OmniMoeTalkerCodePredictorM
 
 
 def code_predictor(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, first_table: torch.Tensor
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+    first_table: torch.Tensor,
+    sampling: CodeSampling = SAMPLING,
 ) -> CodePredictor:
     """`first_table` (CODES, WIDTH) are the embeddings of the backbone's codes."""
 
@@ -49,7 +52,7 @@ def code_predictor(
         embed=embed,
         head=lambda index, hidden: reference.lm_head[index - 1](hidden),
     )
-    return CodePredictor(network, CODEBOOKS, CodeSampling(top_k=20, top_p=0.8))
+    return CodePredictor(network, CODEBOOKS, sampling)
 
 
 def kernel_predictor(device: str, **sizes: int) -> tuple[CodeNetwork, Callable[..., torch.Tensor]]:

@@ -49,7 +49,7 @@ class CodeNetwork:
 
 @dataclass(frozen=True)
 class CodeSampling:
-    """The reference's sampling, for requests that are not greedy."""
+    """The reference's sampling, for requests that are not greedy; `top_k` 0 keeps all codes."""
 
     top_k: int
     top_p: float
@@ -123,7 +123,7 @@ class CodePredictor:
     @torch.inference_mode()
     def capture(self, backend: GraphBackend, hidden: torch.Tensor) -> None:
         """Capture the graphs of all sizes; `hidden` (max_batch, hidden_size) is an example of the backbone's."""
-        if FrameKernel.suits(self._network, self.num_codebooks):
+        if FrameKernel.suits(self._network, self.num_codebooks, self._sampling.top_k):
             kernel = FrameKernel(self._network, self.num_codebooks, self._sampling, len(hidden))
             try:
                 kernel.compile()
@@ -195,7 +195,7 @@ class CodePredictor:
     def _draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Draw one code per row by inverting the distribution function of the most probable codes."""
         sampling = self._sampling
-        top, ids = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1)
+        top, ids = logits.topk(min(sampling.top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
         kept = (top.float() / sampling.temperature).softmax(dim=-1)
         if sampling.top_p < 1:
             before = kept.cumsum(dim=-1) - kept

@@ -253,8 +253,8 @@ struct Draw {
                 total = max(sums[min(find(least, num_kept), num_kept - 1)], 1u);
             }
             const int index = find(min(u32(drawn * total), total - 1) + 1, num_kept);
-            // A row that is not numbers has no such code.
-            if (lane() == 0) count = index < num_kept ? PADDED - 1 - kept[index] % PADDED : CODES - 1;
+            // Where the greatest logit is infinite or no number, no code has a share: the first one is drawn.
+            if (lane() == 0) count = PADDED - 1 - kept[index < num_kept ? index : 0] % PADDED;
         }
         __syncthreads();
         const int code = count;

@@ -17,6 +17,8 @@ SOURCE = Path(__file__).with_name("frame.cu")
 _PROGRAMS, _THREADS = 128, 256
 # All shared memory of a multiprocessor of compute capability 9 or 10, which have copies in bulk.
 SHARED_BYTES = 227 << 10
+# Widths of the layers, of their heads together, and inside their MLPs: those of the releases.
+_MOST_DEPTHS = (1024, 2048, 3072)
 # More requests would need more registers than there are.
 _MOST_REQUESTS = 32
 
@@ -69,7 +71,7 @@ class FrameKernel:
         self._compiled: dict[int, Any] = {}
 
     @staticmethod
-    def suits(network: Any, num_codebooks: int) -> bool:
+    def suits(network: Any, num_codebooks: int, top_k: int) -> bool:
         """True if the kernel has the operations and sizes of these layers, and a CUDA device has what it needs."""
         layer: Any = network.layers[0]
         weight = next(layer.parameters())
@@ -86,10 +88,13 @@ class FrameKernel:
             and weight.dtype == torch.bfloat16
             and (config.hidden_act, config.attention_bias) == ("silu", False)
             and 2 < num_codebooks <= 32  # a warp's threads share the positions of a frame
-            and num_codes <= 2 * config.hidden_size  # a draw's lists take the room of the rows
-            and config.hidden_size <= 1024
+            # A draw's lists take the room of the rows.
+            and num_codes <= 2 * config.hidden_size
+            and 0 < min(top_k, num_codes) <= config.hidden_size // 2
             and layer.self_attn.head_dim in (64, 128)
-            and all(depth % 256 == 0 for depth in depths)
+            # With more, a product's weights, or a group's queries, would not fit into shared memory.
+            and all(depth % 256 == 0 and depth <= most for depth, most in zip(depths, _MOST_DEPTHS, strict=True))
+            and config.num_attention_heads <= 8 * config.num_key_value_heads
         )
 
     def __call__(

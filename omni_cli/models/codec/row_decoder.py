@@ -51,9 +51,10 @@ class _Convolution:
         # Zeros precede the first rows, or what these make alone is cut.
         self.pads = not getattr(module, "left_pad", 0)
         (taps,), (self.stride,), (step,) = conv.kernel_size, conv.stride, conv.dilation
-        # The same memory, with the output channels of a tap side by side.
+        # The same memory, which is free while a stage sleeps, with the output channels of a tap side by side.
         order = (2, 1, 0) if self.stride == 1 else (0, 2, 1)
-        conv.weight.data = weight = conv.weight.data.permute(order).contiguous().permute(order)
+        laid, own = conv.weight.data.permute(order).contiguous(), conv.weight.data
+        conv.weight.data = weight = own.as_strided(laid.shape, laid.stride()).copy_(laid).permute(order)
         self.columns, self.reach = self.stride * conv.out_channels, (taps - 1) * step
         self._numbers = (0, step, taps, weight.stride(2), weight.stride(1))
         if self.stride > 1:  # its latest row has the first taps

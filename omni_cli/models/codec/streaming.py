@@ -65,7 +65,7 @@ StepResult = tuple[torch.Tensor, dict[int, torch.Tensor], list[torch.Tensor]]
 class DecoderCall(nn.Module):
     """A causal codec decoder of transformers as a function of codes and of the state of earlier ones.
 
-    The decoder's module is not changed: called directly, it still decodes whole sequences.
+    The decoder's module, called directly, still decodes whole sequences.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -216,7 +216,8 @@ class StreamingCodecDecoder:
         """Replay the calls for a stream's pieces, of these numbers of frames in turn, and for any piece of `whole`.
 
         A request's last piece is padded to the next of them. `example` (max_batch, num_codebooks, 1) are any codes. The
-        graphs of a stream are captured now for all numbers of requests in a call, those of `whole` on first use.
+        graphs of a stream are captured now for all numbers of requests in a call, those of `whole` on first use. On
+        a CUDA device, code2wav's convolutions run as kernels from now on.
         """
         if example.is_cuda:
             self.call.use_kernels()

@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from omni_cli.backends.execution.graphs import batch_sizes
 from omni_cli.backends.vllm.code_runner import Draws, FrameStore
 from omni_cli.backends.vllm.hidden_states import ComputedSpan
-from omni_cli.models.codec.code_predictor import stack_projections
+from omni_cli.models.codec.code_predictor import CodeSampling, stack_projections
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,14 @@ def test_extreme_draws_stay_among_the_codes_that_are_kept(reference, predictor, 
     logits = reference(inputs_embeds=torch.stack([hidden, first_table[first]], dim=1)).logits[:, -1]
     warped = LogitsProcessorList([TopKLogitsWarper(20), TopPLogitsWarper(0.8)])(None, logits)
     assert warped.gather(1, highest[:, 1:2]).isfinite().all()
+
+
+@torch.no_grad()
+def test_a_top_k_of_0_keeps_all_codes_as_in_transformers(reference, first_table):
+    hidden, first = inputs(3, seed=5)
+    draws = torch.rand(3, CODEBOOKS - 1, generator=torch.Generator().manual_seed(6))
+    none, every = (code_predictor(reference, first_table, CodeSampling(top_k, 0.9)) for top_k in (0, CODES))
+    assert torch.equal(none(hidden, first, draws)[0], every(hidden, first, draws)[0])
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support.answers import answer_of
+from support.code2wav import KINDS, code2wav, decoders
 
 pytestmark = pytest.mark.slow
 
@@ -30,3 +32,16 @@ def test_the_kernels_compute_what_torchs_operations_do():
 def test_calls_of_any_length_run_kernels_that_were_compiled_ahead(tmp_path):
     """48 channels with short runs only, and 24 with short and long ones; 999 frames are no multiple of 4."""
     assert answer_of("compiled_ahead", {}, tmp_path) == {"ahead": 3, "in calls": [3, 3, 3, 3]}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_weights_are_laid_out_in_the_memory_that_a_stage_has_loaded_them_into(kind):
+    """Only that memory is free while the stage sleeps."""
+    sizes = {"codebook_dim": 32, "hidden_size": 32, "latent_dim": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    module = code2wav(kind, codebook_size=64, num_quantizers=4, decoder_dim=192, upsample_rates=(3, 2), **sizes)
+    weights = [part.conv.weight for part in module.decoder.modules() if hasattr(part, "conv")]
+    loaded = [(weight.data_ptr(), weight.detach().clone()) for weight in weights]
+    decoders(module)
+    assert [weight.data_ptr() for weight in weights] == [place for place, _ in loaded]
+    assert all(torch.equal(weight, before) for weight, (_, before) in zip(weights, loaded, strict=True))
+    assert weights[0].stride() == (1, weights[0].shape[0], weights[0][..., 0].numel())
