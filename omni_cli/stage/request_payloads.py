@@ -137,17 +137,16 @@ class RequestPayload:
             self._to_device(torch.cat(self._arrived), device, dtype, project)
             self._arrived = []
         assert self._embeds is not None  # with prompt embeddings there are rows
-        rows = self._embeds[start : min(start + length, self._num_embeds)]
-        missing = length - rows.shape[0]
-        if not missing:
-            return rows
+        missing = min(length, start + length - self._num_embeds)
+        if missing <= 0:
+            return self._embeds[start : start + length]
         if not self._is_whole:
             raise RuntimeError(
                 f"positions {start} to {start + length - 1}: {missing} input embeddings have not arrived"
             )
         # No index tensors: copying one to the device would wait for its queue in every step.
         last = self._embeds[self._num_embeds - 1].expand(missing, -1)
-        return last if missing == length else torch.cat([rows, last])
+        return last if missing == length else torch.cat([self._embeds[start : self._num_embeds], last])
 
     def _to_device(
         self, rows: torch.Tensor, device: torch.device, dtype: torch.dtype | None, project: Projection | None

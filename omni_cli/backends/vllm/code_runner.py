@@ -133,8 +133,8 @@ class FrameStore:
         if not all(request.is_greedy for request in requests):
             pairs = zip(requests, frames, strict=True)
             drawn = np.stack([request.draws.get(frame) * (not request.is_greedy) for request, frame in pairs])
-            draws = torch.from_numpy(drawn).to(self._device, non_blocking=True)
-        codes, rows = self._model.predict_codes(hidden, first_codes.long(), draws)
+            draws = torch.from_numpy(drawn)
+        codes, rows = self._model.predict_codes(hidden, first_codes, draws)
         for request, frame, row in zip(requests, frames, codes.unbind(), strict=True):
             request.put(frame, row)
         self._latest, self._latest_of = rows, [(span.request_id, span.end, 1) for span in spans]
@@ -230,10 +230,11 @@ class CodeRunnerMixin(ARRunnerMixin):
         super()._forget_request(request_id)
         self.frames.forget(request_id)
 
-    def _fill_inputs(self) -> None:
-        super()._fill_inputs()
-        if self._fill_input_embeds is not None:
-            self.frames.fill(self._spans())
+    def _fill_inputs(self) -> Sequence[ComputedSpan]:
+        spans = super()._fill_inputs()
+        if spans:
+            self.frames.fill(spans)
+        return spans
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:
         began = self._clock.mark()

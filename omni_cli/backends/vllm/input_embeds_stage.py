@@ -152,7 +152,7 @@ class EmbeddingTable:
         """Return the rows (num_tokens, embedding_size) on the host."""
         if max(token_ids, default=0) >= self._table.shape[0]:
             raise PayloadError(f"token id {max(token_ids)} exceeds the thinker's {self._table.shape[0]} embeddings")
-        return self._table[torch.tensor(token_ids, dtype=torch.long)].to(self._dtype)
+        return self._table.index_select(0, torch.tensor(token_ids, dtype=torch.long)).to(self._dtype)
 
 
 class InputEmbedsStage(TextStage):

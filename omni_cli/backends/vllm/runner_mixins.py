@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -253,16 +253,18 @@ class ARRunnerMixin(OmniRunnerMixin):
         self._project_input_embeds = getattr(model, "project_input_embeds", None)
         self._stage_output_rows: torch.Tensor | None = getattr(model, "stage_output_rows", None)
 
-    def _fill_inputs(self) -> None:
-        """Set the model's inputs for the next forward pass, except for token ids."""
+    def _fill_inputs(self) -> Sequence[ComputedSpan]:
+        """Set the model's inputs for the next forward pass, except for token ids; return the spans that have any."""
         if self._fill_input_embeds is None:
-            return
-        spans = [(self.request_payloads[s.request_id], s.start, s.length) for s in self._spans()]
+            return ()
+        step = self._spans()
+        spans = [(self.request_payloads[span.request_id], span.start, span.length) for span in step]
         dtype, project = self.model_config.dtype, self._project_input_embeds
         self._fill_input_embeds(
             [payload.input_embeds(first, count, self.device, dtype, project) for payload, first, count in spans],
             [payload.tokens_without_embedding(first, count) for payload, first, count in spans],
         )
+        return step
 
     def _model_forward(self, *args: object, **kwargs: object) -> object:
         self._fill_inputs()

@@ -210,7 +210,8 @@ class TextStage(VllmStage):
         try:
             if given.get("structured_outputs") is not None:
                 given["structured_outputs"] = without_filler(given["structured_outputs"])
-            return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA)
+            # The request's own, which vLLM would otherwise copy in depth.
+            return ConstrainedParams(**given, output_kind=RequestOutputKind.DELTA, skip_clone=True)
         except (ValueError, TypeError, VLLMClientError) as error:
             raise InputError(f"sampling: {one_line(error)}") from error
 

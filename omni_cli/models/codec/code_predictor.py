@@ -11,7 +11,7 @@ its time: no mask and no copies for heads that share keys, because a call is giv
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,12 +161,15 @@ class CodePredictor:
 
         `hidden` (batch, hidden_size) and `first_codes` (batch,) come from the backbone. `draws` (batch,
         num_codebooks - 1) are numbers in [0, 1), one per code, of which 0 is the most probable; without draws, all are.
+        They may be on the host, and first codes of any type of integers: a graph's inputs take either in one copy.
         """
-        network = self._network
+        network, first_codes = self._network, first_codes.long()
         rows = torch.stack([hidden, network.embed(0, first_codes)], dim=1)
         codes, embedded = [first_codes], []
         layers: list[torch.Tensor] = []
-        columns = [None] * len(self._rotary) if draws is None else draws.T.contiguous()[..., None].unbind()
+        columns: Sequence[torch.Tensor | None] = [None] * len(self._rotary)
+        if draws is not None:
+            columns = draws.to(hidden.device, non_blocking=True).T.contiguous()[..., None].unbind()
         for index, (rotary, drawn) in enumerate(zip(self._rotary, columns, strict=True), start=1):
             _allow_other_sizes(rows, *layers)
             last, layers = self._run_layers(rows, layers, rotary)

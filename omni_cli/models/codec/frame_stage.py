@@ -38,8 +38,8 @@ class StepStage(InputEmbedsStage):
         rows = self.processor.take_hidden_rows(active.request.request_id)
         if rows is None:
             return None
-        for name, spent in zip(_STEP_TIMES, rows[:, self.num_codebooks :].unbind(dim=1), strict=True):
-            active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent.tolist())
+        for name, spent in zip(_STEP_TIMES, rows[:, self.num_codebooks :].T.tolist(), strict=True):
+            active.context.setdefault(name, []).extend(nanoseconds / 1e9 for nanoseconds in spent)
         return rows[:, : self.num_codebooks]
 
     def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
@@ -84,13 +84,14 @@ class FrameStage(StepStage):
 
     def frames(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
         """Return frames [begin, end) of a request, (num_frames, num_codebooks) int64."""
-        frames = active.context.get("codes", [])[begin : max(begin, end)]
+        rows = active.context.get("codes", [])[begin : max(begin, end)]
+        frames = torch.stack(rows) if rows else torch.zeros((0, self.num_codebooks), dtype=torch.long)
         token_ids = active.token_ids[begin : max(begin, end)]
-        if [int(frame[0]) for frame in frames] != token_ids:
+        if frames[:, 0].tolist() != token_ids:
             raise StageError(
                 f"{len(frames)} frames of codes do not fit {len(token_ids)} tokens", stage=self.spec.stage.name
             )
-        return torch.stack(frames) if frames else torch.zeros((0, self.num_codebooks), dtype=torch.long)
+        return frames
 
     def speech(self, active: ActiveRequest, begin: int, end: int) -> torch.Tensor:
         """Return [begin, end) of the frames that `num_spoken` counts, as the next stage takes them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,10 +38,12 @@ class RowMaker:
         self._pad, self._begin, self._end = (config[f"tts_{name}_token_id"] for name in ("pad", "bos", "eos"))
         marks = ("pad", "bos", "think", "nothink", "think_bos", "think_eos")
         self._ids: dict[str, int] = {name: self._talker[f"codec_{name}_id"] for name in marks}
+        # Of a language or a speaker, the same for each request.
+        self._marks = functools.cache(lambda *ids: codecs[0](ids))
 
     def speaker(self, name: str) -> Voice:
         """Return the voice of one of the model's speakers."""
-        return Voice(self._codecs[0]([self._talker["spk_id"][name]]))
+        return Voice(self._marks(self._talker["spk_id"][name]))
 
     def make(self, spoken: Spoken, voice: Voice, *, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of the prompt and those of later frames, of which the last one goes on for ever."""
@@ -52,7 +55,7 @@ class RowMaker:
             modes = [self._ids["think"], self._ids["think_bos"], spoken.language]
         names = [*modes, self._ids["think_eos"]]
         # All embeddings of a table by one look-up, of which each takes as long as many rows.
-        marks = self._codecs[0]([*names, self._ids["pad"], self._ids["bos"]])
+        marks = self._marks(*names, self._ids["pad"], self._ids["bos"])
         before, pad, begin = marks.split([len(names), 1, 1])
         head = torch.cat([before, before[:0] if voice.row is None else voice.row.to(before), pad])
         texts = [*words, *ids[3:-5], self._end]

@@ -38,12 +38,12 @@ class Qwen3TTSTalkerStage(FrameStage):
         self._text_first = not self._clones if spec.stage.text_first is None else spec.stage.text_first
         self.num_codebooks = self.config.num_code_groups
         self.voices = tuple(self._checkpoint["talker_config"].get("spk_id") or ())
-        tokenizer: Any = AutoTokenizer.from_pretrained(spec.model)
+        tokenizer: Any = AutoTokenizer.from_pretrained(spec.model).backend_tokenizer
         names = ["talker.model.codec_embedding.weight"]
         names += [f"talker.code_predictor.model.codec_embedding.{n}.weight" for n in range(self.num_codebooks - 1)]
         codecs = [EmbeddingTable(spec.model, name, self.dtype) for name in names]
         text = EmbeddingTable(spec.model, "talker.model.text_embedding.weight", self.dtype)
-        self._rows = RowMaker(self._checkpoint, tokenizer.encode, text, codecs)
+        self._rows = RowMaker(self._checkpoint, lambda words: tokenizer.encode(words).ids, text, codecs)
         self._encoder: Any = None
         if self._clones:
             from omni_cli.models.qwen3_tts.encoder import VoiceEncoder
