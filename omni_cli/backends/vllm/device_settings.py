@@ -20,7 +20,10 @@ def execution_args(cudagraph_mode: CudagraphMode) -> dict[str, object]:
     if current_platform.is_cpu():
         # Compiling for the CPU takes Inductor minutes, and there are no graphs to capture.
         return {"enforce_eager": True}
-    return {"compilation_config": {"cudagraph_mode": cudagraph_mode.upper()}}
+    compilation: dict[str, object] = {"cudagraph_mode": cudagraph_mode.upper()}
+    if cudagraph_mode == "full":  # vLLM's own limit is twice the requests of a step, and prompts have more tokens
+        compilation["max_cudagraph_capture_size"] = 512
+    return {"compilation_config": compilation}
 
 
 def use_whole_float32() -> None:
