@@ -16,7 +16,10 @@ from omni_cli.models.codec.streaming import DecoderState, Piece, StreamingCodecD
 if torch.cuda.is_available():
     from omni_cli.models.codec.row_decoder import RowDecoder
 
-SIZES = {"num_hidden_layers": 2, "codebook_size": 2048, "num_quantizers": 16, "decoder_dim": 1536}
+SIZES = {
+    "num_hidden_layers": 2, "codebook_size": 2048, "num_quantizers": 16, "decoder_dim": 1536, "codebook_dim": 512,
+    "latent_dim": 1024,
+}  # fmt: skip
 ENDS = (1, 3, 7, 19, 31, 36)
 ROWS = 3
 
@@ -43,7 +46,7 @@ def streamed(decoder: StreamingCodecDecoder, codes: torch.Tensor) -> torch.Tenso
 @torch.inference_mode()
 def test_samples_are_at_least_as_near_to_float32_as_those_of_transformers_modules(module):
     codes = torch.randint(2048, (ROWS, 16, ENDS[-1]), device="cuda")
-    exact = module(codes)[:, 0]
+    exact = copy.deepcopy(module)(codes)[:, 0]  # a quantizer keeps its table from its first call on, in that type
     rounded = copy.deepcopy(module).bfloat16()
     modules = rounded(codes)[:, 0].float() - exact
     decoder = capture(rounded, codes)
@@ -69,7 +72,9 @@ def test_a_row_alone_has_the_samples_that_it_has_beside_others(module):
 @torch.inference_mode()
 def test_the_weights_are_kept_once_under_their_names(module):
     rounded = copy.deepcopy(module).bfloat16()
-    state, codes = rounded.state_dict(), torch.zeros((1, 16, 1), dtype=torch.long, device="cuda")
+    # The kernels have other orders of the same memory.
+    state = {name: weight.clone() for name, weight in rounded.state_dict().items()}
+    codes = torch.zeros((1, 16, 1), dtype=torch.long, device="cuda")
     capture(rounded, codes)
     made = rounded.state_dict()
     assert list(made) == list(state) and all(torch.equal(made[name], weight) for name, weight in state.items())
