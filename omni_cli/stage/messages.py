@@ -323,15 +323,15 @@ def join(messages: Iterable[bytes]) -> Iterator[bytes]:
     size = 0
     for message in messages:
         if together and size + len(message) > _MOST_TOGETHER_BYTES:
-            yield _joined(together)
+            yield _encode_together(together)
             together, size = [], 0
         together.append(message)
         size += len(message)
     if together:
-        yield _joined(together)
+        yield _encode_together(together)
 
 
-def _joined(messages: Sequence[bytes]) -> bytes:
+def _encode_together(messages: Sequence[bytes]) -> bytes:
     return messages[0] if len(messages) == 1 else _encode([msgspec.Raw(message) for message in messages])
 
 
