@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from omni_cli.core.batches import split_by_size
 from omni_cli.core.errors import (
     CheckpointError,
     DeadlineError,
@@ -319,20 +320,8 @@ def join(messages: Iterable[bytes]) -> Iterator[bytes]:
 
     What is one is written, read and handled at once.
     """
-    together: list[bytes] = []
-    size = 0
-    for message in messages:
-        if together and size + len(message) > _MOST_TOGETHER_BYTES:
-            yield _encode_together(together)
-            together, size = [], 0
-        together.append(message)
-        size += len(message)
-    if together:
-        yield _encode_together(together)
-
-
-def _encode_together(messages: Sequence[bytes]) -> bytes:
-    return messages[0] if len(messages) == 1 else _encode([msgspec.Raw(message) for message in messages])
+    for together in split_by_size(messages, len, _MOST_TOGETHER_BYTES):
+        yield together[0] if len(together) == 1 else _encode([msgspec.Raw(message) for message in together])
 
 
 def decode_commands(message: bytes) -> list[Command]:

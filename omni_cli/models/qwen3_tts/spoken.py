@@ -46,7 +46,7 @@ def read_request(config: Mapping[str, Any], request: GenerateRequest, system_pro
         if instruction:
             raise InputError("this checkpoint clones voices and takes no instructions", hint="drop `instructions`")
         if not speech.voices:
-            hint = "give a recording: `--voice FILE`, `ref_audio`"
+            hint = "give a recording: `--voice FILE`, `voice` in a line of requests, `ref_audio` over HTTP"
             raise InputError("this checkpoint speaks with cloned voices alone", hint=hint)
     elif speech.voices:
         raise InputError("this checkpoint does not clone voices", hint="take a checkpoint called `Base`")

@@ -8,27 +8,11 @@ on the codes and the sizes, not on when codes arrive, so the audio is the same e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-
-T = TypeVar("T")
-
-
-def split_into_calls(items: Sequence[T], get_size: Callable[[T], int], max_size: int) -> Iterator[list[T]]:
-    """Yield items in order, as many per call as have `max_size` together, and at least one."""
-    call: list[T] = []
-    size = 0
-    for item in items:
-        if call and size + get_size(item) > max_size:
-            yield call
-            call, size = [], 0
-        call.append(item)
-        size += get_size(item)
-    if call:
-        yield call
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from omni_cli.backends.execution.graphs import MAX_GRAPHS
 from omni_cli.backends.execution.modes import GraphMode, make_execution_mode
 from omni_cli.backends.execution.precision import arithmetic, get_precision, reduce_weights, use_precision
 from omni_cli.config.schema import Precision
+from omni_cli.core.batches import split_by_size
 from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import bucket, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.denoising import Conditioner, Denoising
 from omni_cli.models.qwen2_5_omni.token2wav.platform import CpuPlatform, Platform, VocoderInput
-from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest, split_into_calls
+from omni_cli.models.qwen2_5_omni.token2wav.request import DenoisingSettings, SynthesisRequest
 from omni_cli.models.qwen2_5_omni.token2wav.velocity import PackedVelocity, Velocity
 
 MAX_BUCKETS = 64
@@ -106,7 +107,7 @@ class Synthesizer:
             alike.setdefault(request.sampling, []).append(request)
         for group in alike.values():
             max_blocks = self.platform.get_max_blocks(sum(map(self._get_num_blocks, group)))
-            yield from split_into_calls(group, self._get_num_blocks, max_blocks)
+            yield from split_by_size(group, self._get_num_blocks, max_blocks)
 
     def _get_num_blocks(self, request: SynthesisRequest) -> int:
         dit = self.velocity.dit

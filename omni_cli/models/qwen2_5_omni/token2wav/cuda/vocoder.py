@@ -13,9 +13,9 @@ from torch.nn import functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from omni_cli.backends.execution.modes import ExecutionMode
+from omni_cli.core.batches import split_by_size
 from omni_cli.models.qwen2_5_omni.token2wav.cuda import ALIGNMENT, VOCODER, buckets
 from omni_cli.models.qwen2_5_omni.token2wav.platform import Vocoder, VocoderInput
-from omni_cli.models.qwen2_5_omni.token2wav.request import split_into_calls
 
 # Samples per input row and per output row, by channels. With few channels cuDNN's products are far from
 # their rate. With several samples in a row an H200 takes about half of the time in TF32, although most weights are
@@ -106,7 +106,7 @@ class PackedVocoder(Vocoder):
 
     def waveforms(self, inputs: Sequence[VocoderInput]) -> Iterator[tuple[str, torch.Tensor]]:
         previous: Iterator[tuple[str, torch.Tensor]] = iter(())
-        for batch in split_into_calls(inputs, lambda each: each.frames.shape[1], MAX_FRAMES_PER_CALL):
+        for batch in split_by_size(inputs, lambda each: each.frames.shape[1], MAX_FRAMES_PER_CALL):
             copy = AsyncSamplesCopy(self._samples(*self.pack([each.frames for each in batch])))
             # The device works on this batch while the host returns the one before.
             yield from previous
