@@ -68,7 +68,7 @@ class Denoising:
         self._sampling = requests[0].sampling
         self._evaluations = velocity.evaluations(self._sampling, num_rows=self._sampling.num_rows)
         # The `ChunkState.keys_values` of requests whose stream continues, by id.
-        self._kept: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, list[torch.Tensor]] = {}
         noise = torch.cat([request.noise(dit.repeats, dit.mel_dim)[0] for request in requests])
         self._set_requests(list(requests), noise.to(dit.device))
 
@@ -113,19 +113,30 @@ class Denoising:
             for request, block in sequences
             if request.continues_at is not None
         ]
-        num_rows, num_evaluations = self._sampling.num_rows, len(self._evaluations.modulations)
-        names = [request.request_id for request in self._requests if request.continues_at is not None]
+        num_rows = self._sampling.num_rows
+        kept = [request for request in self._requests if request.continues_at is not None]
         blocks_of_rows = torch.tensor(last_blocks, dtype=torch.long, device=device).view(num_rows, -1)
+        names = [request.request_id for request in kept]
         self._last_blocks = dict(zip(names, blocks_of_rows.T.contiguous(), strict=True))
-        sizes = (num_evaluations, num_layers, num_rows, *shape)
-        self._kept = self._kept or {name: self._carried.new_empty(sizes) for name in names}
+        sizes = (EVALUATIONS_PER_STEP, num_layers, num_rows, *shape)
+        self._kept = self._kept or {request.request_id: self._make_states(request, sizes) for request in kept}
         return continued
+
+    def _make_states(self, request: SynthesisRequest, sizes: tuple[int, ...]) -> list[torch.Tensor]:
+        """Return where the states of `request` go: those of the chunk before it, each read before it is written.
+
+        Those of the first step are its own, as the scheduler may begin that step again.
+        """
+        if request.previous is not None:
+            return [self._carried.new_empty(sizes), *request.previous.keys_values[1:]]
+        num_steps = len(self._evaluations.modulations) // EVALUATIONS_PER_STEP
+        return [self._carried.new_empty(sizes) for _ in range(num_steps)]
 
     def step(self) -> None:
         """Denoise all requests by one step."""
-        times, first = self._evaluations.times[self._num_done :], self._num_done * EVALUATIONS_PER_STEP
+        times = self._evaluations.times[self._num_done :]
         for part in range(EVALUATIONS_PER_STEP):
-            predicted = self._evaluate(first + part)
+            predicted = self._evaluate(self._num_done, part)
             self._velocity.platform.advance(
                 predicted, self._locations, self._frames, self._slopes, times, self._packed, part,
                 self._sampling.guidance_scale,
@@ -134,17 +145,18 @@ class Denoising:
         if self._num_done == self._sampling.num_steps - 1:  # frees what only evaluations need, for the vocoder
             self._inputs, self._carried, self._earlier = (), torch.empty(0), []
 
-    def _evaluate(self, number: int) -> torch.Tensor:
-        inputs = (self._packed, self._evaluations.modulations[number], *self._inputs)
+    def _evaluate(self, step: int, part: int) -> torch.Tensor:
+        modulation = self._evaluations.modulations[step * EVALUATIONS_PER_STEP + part]
+        inputs = (self._packed, modulation, *self._inputs)
         if not self._carries:
             return self._velocity(*inputs)
         if self._earlier:
             # Rows of all requests in the order of the layout.
-            earlier = torch.stack([states[number] for states in self._earlier], dim=2)
+            earlier = torch.stack([states[step][part] for states in self._earlier], dim=2)
             self._carried.index_copy_(1, self._continued, earlier.flatten(1, 2))
         predicted, keys_values = self._velocity(*inputs, self._carried)
         for name, blocks in self._last_blocks.items():
-            torch.index_select(keys_values, 1, blocks, out=self._kept[name][number])
+            torch.index_select(keys_values, 1, blocks, out=self._kept[name][step][part])
         if keys_values is self._carried:  # a graph has a copy of its own
             self._carried.zero_()
         return predicted

@@ -38,12 +38,13 @@ class DenoisingSettings:
 class ChunkState:
     """A chunk's part that the next one of its stream, whose codes start at `end`, continues from.
 
-    `keys_values` (evaluations, layers that look back, rows, block_size, 2, heads, head_dim) are those of the block
-    before it, and `mel` (1, num_frames, mel_dim) is the spectrogram up to it.
+    `keys_values` are those of the block before it, for each step (evaluations, layers that look back, rows, block_size,
+    2, heads, head_dim); the next chunk writes its own over them. `mel` (1, num_frames, mel_dim) is the spectrogram up
+    to it.
     """
 
     end: int
-    keys_values: torch.Tensor
+    keys_values: list[torch.Tensor]
     mel: torch.Tensor
 
 
