@@ -67,8 +67,8 @@ class RowConvolution:
 # The signatures of `FusedActivation.__call__` and `fused_mean`.
 Activation = Callable[..., torch.Tensor]
 Mean = Callable[..., torch.Tensor]
-# Frames in one call: 40 s of sound. More is no faster, and takes more memory.
-MAX_FRAMES_PER_CALL = 4000
+# Frames in one call: 20 s of sound. More is no faster, and takes more memory.
+MAX_FRAMES_PER_CALL = 2000
 # Frames of the largest CUDA graph, almost 5 s of sound: for more, launches take less time than the work.
 LARGEST_GRAPH = 480
 
