@@ -1,5 +1,7 @@
 """Runners and workers on CUDA; vLLM uses a worker that its `worker_cls` names."""
 
+import ctypes
+
 import torch
 from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 from vllm.v1.worker import gpu_model_runner
@@ -35,8 +37,18 @@ class GPUDiffusionModelRunner(DiffusionRunnerMixin, OmniGPUModelRunner):
     """One tensor per request in `pooler_output`; no logits, no sampling, no KV cache."""
 
 
+# CUDA keeps a stack for each thread that a device can run at once: with its 1,024 bytes an H200's context takes 621
+# MiB, with these 423. A kernel that needs more gets it at its launch.
+STACK_BYTES = 256
+_CU_LIMIT_STACK_SIZE = 0
+
+
 class OmniGPUWorker(OmniWorkerMixin, Worker):
     runner_home = gpu_model_runner
+
+    def init_device(self, *args: object, **kwargs: object) -> None:
+        super().init_device(*args, **kwargs)
+        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(_CU_LIMIT_STACK_SIZE, ctypes.c_size_t(STACK_BYTES))
 
 
 class GPUARWorker(OmniGPUWorker):
