@@ -96,6 +96,15 @@ def test_streamed_requests_equal_the_reference(engine, references):
         assert_equal(result, references[result.request_id])
 
 
+def test_whole_requests_of_an_early_talker_equal_the_reference(start_brief_engine, references):
+    early = start_brief_engine("tiny-qwen3-omni", *LIMITS, "talker.early_start=true")
+    results = early.run_all(spoken())
+    for result in results:
+        assert_equal(result, references[result.request_id])
+    assert early.execution_counters("talker")["early_requests"] > 0
+    assert results[0].stages[1].effective["early_start"] is True
+
+
 def test_equal_under_pressure(start_brief_engine, references):
     """Prompts split over steps, cached prefixes, and KV caches that hold a few of twenty requests."""
     bytes_a_layer = 32 * 2 * 2 * 32 * 4  # of a block: tokens, keys and values, key-value heads, head size, float32

@@ -158,6 +158,8 @@ class EmbeddingTable:
 class InputEmbedsStage(TextStage):
     """A stage that takes its input embeddings at once or as they arrive; a request that lacks one skips steps."""
 
+    _num_early = 0
+
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
         self.scheduler = get_scheduler(self.engine)
@@ -182,6 +184,15 @@ class InputEmbedsStage(TextStage):
             "scheduler_cls": "omni_cli.backends.vllm.schedulers.make_scheduler",
         }
 
+    @property
+    def effective(self) -> dict[str, object]:
+        return {**super().effective, **({"early_start": True} if self.spec.stage.starts_early else {})}
+
+    @property
+    def execution_counters(self) -> dict[str, float]:
+        early = {} if self.spec.stage.input is None else {"early_requests": self._num_early}
+        return {**super().execution_counters, **early}
+
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         """Return a request's prompt and the sampling parameters that the model needs."""
         raise NotImplementedError
@@ -203,6 +214,7 @@ class InputEmbedsStage(TextStage):
         super().add(request)
         self._is_stalled = False
         if request.stage.more_follows:
+            self._num_early += 1
             active = self.active[request.request_id]
             self.scheduler.expect_embeds(active.engine_id, active.context["num_embeds"])
 

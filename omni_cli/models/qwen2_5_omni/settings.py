@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from omni_cli.config.bounds import MAX_TOKENS
-from omni_cli.config.schema import ARStageConfig
 from omni_cli.config.stage_keys import VLLM_ONLY
 from omni_cli.models.codec.settings import Codes, WaveformConfig
+from omni_cli.models.qwen_omni.settings import OmniTalkerConfig
 
 TalkerPrompt = Literal["full", "plain"]
 
 
-class TalkerConfig(ARStageConfig):
+class TalkerConfig(OmniTalkerConfig):
     """Keys of the talker."""
 
     talker_prompt: TalkerPrompt = Field(
@@ -22,16 +22,6 @@ class TalkerConfig(ARStageConfig):
         description="Qwen2.5-Omni's talker: `full` as published, `plain` as transformers 5.19 computes one prompt "
         "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
-    early_start: bool | None = Field(
-        None,
-        description="Begin with the thinker's second token, as for streamed requests, instead of after its last. "
-        "Default: false.",
-    )
-
-    @property
-    def starts_early(self) -> bool:
-        return bool(self.early_start)
-
 
 class Token2WavConfig(WaveformConfig):
     """Keys of token2wav."""

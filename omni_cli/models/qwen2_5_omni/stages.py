@@ -121,7 +121,6 @@ class TalkerStage(InputEmbedsStage):
     """Generates codec tokens from the thinker's output."""
 
     makes_text = False
-    _num_early = 0
 
     def __init__(self, spec: StageSpec, emit: Callable[[Report], None]) -> None:
         super().__init__(spec, emit)
@@ -135,17 +134,8 @@ class TalkerStage(InputEmbedsStage):
         stage_output = ThinkerOutput([0] * 7, [0] * 2, self._embed([0] * 8), {})
         return GenerateRequest("", stage=StageIO(input=encode_additional_information(stage_output.information())))
 
-    @property
-    def effective(self) -> dict[str, object]:
-        return {**super().effective, **({"early_start": True} if self.spec.stage.starts_early else {})}
-
-    @property
-    def execution_counters(self) -> dict[str, float]:
-        return {**super().execution_counters, "early_requests": self._num_early}
-
     def begin(self, active: ActiveRequest) -> tuple[EmbeddedPrompt, dict[str, object]]:
         request = active.request
-        self._num_early += request.stage.more_follows
         name = pick_speaker(self.voices, request.speech.speaker, default=None)
         active.context["notes"] = note_on_voice(request.speech.speaker, name)
         speaker = self.speakers[name]

@@ -35,6 +35,7 @@ FAMILY = Family(
             model=f"{_HERE}.model:Qwen3OmniMoeTalkerForConditionalGeneration",
             input="thinker",
             decoder="talker_config",
+            settings="omni_cli.models.qwen_omni.settings:OmniTalkerConfig",
             needed_weights=tuple(
                 f"talker.{part}."
                 for part in ("model", "code_predictor", "codec_head", "hidden_projection", "text_projection")

@@ -85,7 +85,7 @@ def test_without_a_voice_talker_and_token2wav_take_the_first_speaker_by_any_name
     monkeypatch.setattr("omni_cli.models.qwen2_5_omni.stages.thinker_to_talker", lambda _, **keys: given.update(keys))
     output = ThinkerOutput([0], [0], torch.zeros(1, 1))
     own = SimpleNamespace(
-        speakers={"chelsie": {"bos_token": 1}, "ethan": {"bos_token": 2}}, voices=("chelsie", "ethan"), _num_early=0,
+        speakers={"chelsie": {"bos_token": 1}, "ethan": {"bos_token": 2}}, voices=("chelsie", "ethan"),
         config=SimpleNamespace(tts_codec_end_token_id=3, tts_codec_pad_token_id=4), _embed=None, _talker_prompt="",
         decode_input=lambda _: output.information(),
     )  # fmt: skip
