@@ -6,13 +6,15 @@
 *big* is Qwen-Image as released, 60 blocks, 20.4 B parameters, at 1024 x 1024; *small* has 16 blocks of half the width,
 1.4 B, at 512 x 512: 20 steps, guidance 4, so two forwards per step, and each round has prompts of lengths that no round
 had before. The others are those of `kinds`. Weights are random bfloat16, the same on all sides; sides are resident, and
-their order alternates. `--vllm-omni` adds vllm-omni as a process with that PYTHONPATH. Needs what `diffusion_modes.py`
-needs. `--tiny --device cpu` runs the same code in a minute and is meaningless for speed.
+their order alternates. On a GPU, joules per image are those of the device while a side runs. `--vllm-omni` adds
+vllm-omni as a process with that PYTHONPATH. Needs what `diffusion_modes.py` needs. `--tiny --device cpu` runs the same
+code in a minute and is meaningless for speed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import collections
 import gc
 import json
@@ -34,10 +36,12 @@ from kinds import kinds
 from models import PipelineModel
 from random_weights import fill
 from sides import call_pipeline, made_by, on_host, stage_of
+from sound_energy import RoundMeter
 from vllm_omni_side import VllmOmni
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.core.energy import EnergyReading
 
 SIZES = {"big": (60, 24, 1024), "small": (16, 12, 512)}  # blocks, attention heads, pixels each way
 OTHERS = ("flux.2-klein", "z-image", "qwen-image-edit", "wan2.2-t2v-a14b")
@@ -55,7 +59,7 @@ def main() -> None:
         for part in measure(model, device, options):
             found[model] = part
             options.output.write_text(json.dumps(found, indent=1) + "\n")
-        shown = ("medians_s", "ratios", "largest_difference", "least_psnr_db", "reserved_gib")
+        shown = ("medians_s", "ratios", "joules_per_image", "largest_difference", "least_psnr_db", "reserved_gib")
         _say(json.dumps({key: found[model][key] for key in shown}))
         gc.collect()
         _empty(device)
@@ -104,6 +108,8 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Ite
 
     lengths = iter(range(10, 1000))
     times: dict[str, list[float]] = collections.defaultdict(list)
+    joules: dict[str, list[float]] = collections.defaultdict(list)
+    meter = RoundMeter()
     differences: dict[str, list[tuple[int, float]]] = collections.defaultdict(list)
     for number in range(options.rounds):
         for at_once in sizes:
@@ -111,7 +117,9 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Ite
             prompts = [_prompt(next(lengths))] * at_once
             made = {}
             for side_name in [*sides] if number % 2 else [*sides][::-1]:
+                asyncio.run(meter.begin())
                 seconds, completions, made[side_name] = sides[side_name].run(prompts)
+                joules[f"{side_name} {at_once}"] += _joules_per_image(asyncio.run(meter.end()), at_once)
                 times[f"{side_name} {at_once}"].append(seconds)
                 times[f"{side_name} {at_once} mean completion"].append(statistics.mean(completions))
             if at_once == 1:  # in plain's batch of four, products round differently
@@ -130,6 +138,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> Ite
                 for at_once in sizes
                 if side_name != "omni"
             },
+            "joules_per_image": {key: round(statistics.median(values), 1) for key, values in joules.items() if values},
             "largest_difference": {side: max(each[0] for each in found) for side, found in differences.items()},
             "least_psnr_db": {side: min(each[1] for each in found) for side, found in differences.items()},
             "reserved_gib": {"loading": loading, "one request": memory, "plain": plain_memory, **peer_memory},
@@ -221,6 +230,10 @@ def _vary_lengths(pipeline: Any) -> None:
 
 def _prompt(num_tokens: int) -> str:
     return " ".join(["word"] * num_tokens)
+
+
+def _joules_per_image(used: EnergyReading | None, num_images: int) -> list[float]:
+    return [] if used is None else [sum(used.joules.values()) / num_images]
 
 
 def _difference(made: np.ndarray, expected: np.ndarray) -> tuple[int, float]:

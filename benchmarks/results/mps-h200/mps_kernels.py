@@ -1,8 +1,9 @@
-"""What an MPS server adds to a process that has the device to itself: microseconds of an operation, in a graph or not.
+"""Microseconds of an operation, in a graph or not, of a process alone on the device, with and without an MPS server.
 
     python mps_kernels.py plain             # then below a server: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d
     python mps_kernels.py mps
     python mps_kernels.py mps --attention   # of a decode, with vLLM's FlashAttention 3
+    PYTHONPATH=... python mps_kernels.py mps --cold        # each behind 120 MB that leave nothing in the caches
     python mps_kernels.py plain --stack 256 # MiB of a context whose threads have stacks of so many bytes
 
 Each time is the least of five rows of replays, over the number of operations in a graph. With `--attention`, 1 to 32
@@ -102,42 +103,63 @@ def measure_operations(label: str) -> None:
     say(label, "sum, device to host, wait, no graph", lambda: [round_trip() for _ in each], graph=False, repeats=4)
 
 
-def measure_attention(label: str) -> None:
+def decode(num_queries: int, num_keys: int, size: int, number: int, length: int, splits: int) -> Callable[[], object]:
+    """Return a decode's attention of `number` requests with `length` keys each, with at most so many `splits`."""
     from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func, get_scheduler_metadata
 
-    for name, (num_queries, num_keys, size) in HEADS.items():
-        cache = torch.randn(2, NUM_BLOCKS, BLOCK_SIZE, num_keys, size, device="cuda", dtype=torch.bfloat16)
+    cache = torch.randn(2, NUM_BLOCKS, BLOCK_SIZE, num_keys, size, device="cuda", dtype=torch.bfloat16)
+    num_blocks = (4096 if length <= 4096 else 32768) // BLOCK_SIZE
+    table = torch.arange(number * num_blocks, device="cuda", dtype=torch.int32) % NUM_BLOCKS
+    lengths = torch.full((number,), length, device="cuda", dtype=torch.int32)
+    starts = torch.arange(number + 1, device="cuda", dtype=torch.int32)
+    queries = torch.randn(number, num_queries, size, device="cuda", dtype=torch.bfloat16)
+    metadata = get_scheduler_metadata(
+        batch_size=number, max_seqlen_q=1, max_seqlen_k=num_blocks * BLOCK_SIZE, num_heads_q=num_queries,
+        num_heads_kv=num_keys, headdim=size, cache_seqlens=lengths, qkv_dtype=torch.bfloat16, cu_seqlens_q=starts,
+        page_size=BLOCK_SIZE, causal=True, num_splits=splits,
+    )  # fmt: skip
+    arguments = {
+        "q": queries, "k": cache[0], "v": cache[1], "out": torch.empty_like(queries), "cu_seqlens_q": starts,
+        "max_seqlen_q": 1, "seqused_k": lengths, "max_seqlen_k": num_blocks * BLOCK_SIZE, "softmax_scale": size**-0.5,
+        "causal": True, "block_table": table.view(number, num_blocks), "scheduler_metadata": metadata, "fa_version": 3,
+        "num_splits": splits,
+    }  # fmt: skip
+    return lambda: flash_attn_varlen_func(**arguments)
+
+
+def measure_attention(label: str) -> None:
+    for name, heads in HEADS.items():
         for number in (1, 8, 32):
             for length in (128, 2048, 16384):
                 row = []
                 for splits in (1, 4, 8, 16, 32):
-                    num_blocks = (4096 if length <= 4096 else 32768) // BLOCK_SIZE
-                    table = torch.arange(number * num_blocks, device="cuda", dtype=torch.int32) % NUM_BLOCKS
-                    lengths = torch.full((number,), length, device="cuda", dtype=torch.int32)
-                    starts = torch.arange(number + 1, device="cuda", dtype=torch.int32)
-                    queries = torch.randn(number, num_queries, size, device="cuda", dtype=torch.bfloat16)
-                    metadata = get_scheduler_metadata(
-                        batch_size=number, max_seqlen_q=1, max_seqlen_k=num_blocks * BLOCK_SIZE,
-                        num_heads_q=num_queries, num_heads_kv=num_keys, headdim=size, cache_seqlens=lengths,
-                        qkv_dtype=torch.bfloat16, cu_seqlens_q=starts, page_size=BLOCK_SIZE, causal=True,
-                        num_splits=splits,
-                    )  # fmt: skip
-                    arguments = {
-                        "q": queries, "k": cache[0], "v": cache[1], "out": torch.empty_like(queries),
-                        "cu_seqlens_q": starts, "max_seqlen_q": 1, "seqused_k": lengths,
-                        "max_seqlen_k": num_blocks * BLOCK_SIZE, "softmax_scale": size**-0.5, "causal": True,
-                        "block_table": table.view(number, num_blocks), "scheduler_metadata": metadata,
-                        "fa_version": 3, "num_splits": splits,
-                    }  # fmt: skip
+                    attend = decode(*heads, number, length, splits)
+                    seconds = timed(lambda attend=attend: [attend() for _ in range(NUM_LAYERS)], repeats=20)
+                    row.append(f"{splits}: {1e6 * seconds / NUM_LAYERS:.2f}")
+                said = f"{label:6s} {name:12s} {number:3d} x {length:6d} keys, us by splits: {', '.join(row)}"
+                print(said, flush=True)
 
-                    def attend(arguments: dict[str, object] = arguments) -> None:
-                        for _ in range(NUM_LAYERS):
-                            flash_attn_varlen_func(**arguments)
 
-                    row.append(f"{splits}: {1e6 * timed(attend, repeats=20) / NUM_LAYERS:.2f}")
-                print(
-                    f"{label:6s} {name:12s} {number:3d} x {length:6d} keys, us by splits: {', '.join(row)}", flush=True
-                )
+def measure_cold(label: str) -> None:
+    streams = [torch.zeros(60 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(NUM_LAYERS)]
+    rows = torch.randn(8, 2048, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    wide = torch.randn(132 * 64, 2048, device="cuda", dtype=torch.bfloat16)
+    products = torch.empty(16, 132 * 64, device="cuda", dtype=torch.bfloat16)
+    small = torch.zeros(1024, device="cuda")
+    operations: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "small sum": lambda: small.add_(1),
+        "product 8 x 2048 x 2048": lambda: torch.mm(rows, weight),
+        "product by Triton": lambda: multiply[(132,)](rows.repeat(2, 1), wide, products, 2048, 64, num_stages=3),
+        "attention, 1 x 128 keys": decode(*HEADS["30B thinker"], 1, 128, 32),
+        "attention, 1 x 128 keys, one split": decode(*HEADS["30B thinker"], 1, 128, 1),
+    }
+    alone = 0.0
+    for name, operation in operations.items():
+        seconds = timed(lambda operation=operation: [(each.sum(), operation()) for each in streams])
+        alone = alone or seconds
+        print(f"{label:6s} {name:36s} {1e6 * (seconds - alone) / NUM_LAYERS:6.2f} us each")
 
 
 def measure_context(num_bytes: int) -> None:
@@ -152,10 +174,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("label")
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--stack", type=int, metavar="BYTES", help="0: as it is")
     options = parser.parse_args()
     if options.stack is not None:
         measure_context(options.stack)
+    elif options.cold:
+        measure_cold(options.label)
     elif options.attention:
         measure_attention(options.label)
     else:
