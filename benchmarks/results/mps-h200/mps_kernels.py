@@ -3,7 +3,7 @@
     python mps_kernels.py plain             # then below a server: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d
     python mps_kernels.py mps
     python mps_kernels.py mps --attention   # of a decode, with vLLM's FlashAttention 3
-    PYTHONPATH=... python mps_kernels.py mps --cold        # each behind 120 MB that leave nothing in the caches
+    PYTHONPATH=... python mps_kernels.py mps --cold        # each behind 120 MB of 56 GiB
     python mps_kernels.py plain --stack 256 # MiB of a context whose threads have stacks of so many bytes
 
 Each time is the least of five rows of replays, over the number of operations in a graph. With `--attention`, 1 to 32
@@ -141,7 +141,8 @@ def measure_attention(label: str) -> None:
 
 
 def measure_cold(label: str) -> None:
-    streams = [torch.zeros(60 << 20, device="cuda", dtype=torch.bfloat16) for _ in range(NUM_LAYERS)]
+    spread = torch.zeros((56 << 30) // NUM_LAYERS * NUM_LAYERS, device="cuda", dtype=torch.uint8).view(NUM_LAYERS, -1)
+    streams = [part[: 120 << 20].view(torch.bfloat16) for part in spread]
     rows = torch.randn(8, 2048, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     wide = torch.randn(132 * 64, 2048, device="cuda", dtype=torch.bfloat16)
