@@ -38,6 +38,11 @@ _NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperti
 _NOTES = ("title", "description", "default", "examples", "deprecated")
 # More than 128 times, which xgrammar's patterns do not compile, some after a minute.
 _LONG_REPEAT = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
+# Parts of a pattern, and those that mean a character which JSON escapes: xgrammar compares patterns with the JSON
+# itself, and lets only the bare character through. From a class with other characters it takes these out.
+_PARTS = re.compile(r"\\(?:x..|u\{[^}]*\}|u....|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_ESCAPE = r'(?:["\x00-\x1f]|\\[\\"tnrvf]|\\(?:x|u00|u\{0*)(?:[01].|22|5[cC])\}?)'
+_ESCAPED = re.compile(rf"{_ESCAPE}|\[{_ESCAPE}(?:-?{_ESCAPE})*\]", re.DOTALL)
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 
@@ -137,6 +142,10 @@ def _binding(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _has_escaped(pattern: str) -> bool:
+    return any(map(_ESCAPED.fullmatch, _PARTS.findall(pattern)))
+
+
 def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
     pattern = schema.get("pattern", "")
     if "format" in schema:  # has a character or more, and is a note beside a whole pattern, as of Zod's
@@ -151,9 +160,10 @@ def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
         ignored |= {"type"}
     if keys & {"pattern", "format"}:
         ignored |= lengths
-    if "pattern" in keys and ("format" in keys or _LONG_REPEAT.search(pattern)):
+    if "pattern" in keys and ("format" in keys or _LONG_REPEAT.search(pattern) or _has_escaped(pattern)):
         ignored |= {"pattern"}
-    if len(schema.get("patternProperties", ())) > (0 if "properties" in keys else 1):
+    names = schema.get("patternProperties", ())
+    if len(names) > (0 if "properties" in keys else 1) or any(map(_has_escaped, names)):
         ignored |= {"patternProperties"}
     if set(schema.get("required", ())) - schema.get("properties", {}).keys():
         ignored |= {"required"}

@@ -124,6 +124,8 @@ def test_options_of_the_grammar_library_are_not_the_client_s() -> None:
         ({"type": "string", "pattern": "^a*$", "maxLength": 3}, "maxLength"),
         ({"type": "string", "pattern": "^[a-z]{1,200}$"}, "pattern"),
         ({"type": "string", "pattern": "^10[.]", "format": "ipv4"}, "pattern"),
+        ({"type": "string", "pattern": r"^[A-Z]:\\[a-z]+$"}, "pattern"),
+        ({"type": "object", "patternProperties": {"^a\tb$": DIGIT}}, "patternProperties"),
         ({"type": "object", "properties": {"a": DIGIT}, "required": ["b"]}, "required"),
         ({"type": "object", "properties": {"a": DIGIT}, "patternProperties": {"^b": DIGIT}}, "patternProperties"),
         ({"$defs": {"A": {"$anchor": "x", **DIGIT}}, "$ref": "#x"}, "$ref"),
@@ -134,6 +136,27 @@ def test_what_only_the_grammar_of_a_tool_call_does_not_keep(schema: dict[str, An
         check_schema(nested_schema)
         with pytest.raises(ValueError, match=f"`{name.replace('$', '[$]')}`"):
             check_tag_schema(nested_schema)
+
+
+ESCAPED = [
+    r'^"a"$', r'^\"$', r"^a\tb$", "^a\tb$", r"^\n+$", r"^\v$", r"^\x22$", r"^\x5C$", r"^\u0022$", r"^\u{5c}$",
+    r"^[\n\r]$", r'^["]$', r"^[\x00-\x1f]$", r"^\[\\$", r'^\["$',
+]  # fmt: skip
+PLAIN = [
+    r"^.+$", r"^[^\"\\]+$", r"^[\t ]$", r'^["a]$', r"^\s*a\S\w\W\d\D$", r"^\/[\s\S]$", r"^\x41\u0041$", r"^\[a\]$",
+    r"^[]\"]$", r"^[!-\]]$",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", [*ESCAPED, *PLAIN])
+def test_a_pattern_of_a_tool_call_means_no_character_that_json_escapes(pattern: str) -> None:
+    """xgrammar would let answers through that are no JSON."""
+    schema = {"type": "string", "pattern": pattern}
+    if pattern in PLAIN:
+        assert check_tag_schema(schema) == schema
+        return
+    with pytest.raises(ValueError, match="`pattern`"):
+        check_tag_schema(schema)
 
 
 def test_lengths_in_a_tool_call_are_a_pattern() -> None:
