@@ -208,7 +208,7 @@ class RequestRun:
         if chunks:
             samples = np.concatenate([chunk.samples for chunk in chunks])
             sounds.append(AudioOutput(samples, chunks[0].sample_rate))
-        reasons = [trace.finish_reason for trace in self._traces.values() if trace.finish_reason is not None]
+        reasons = [trace.finish_reason for trace in self.traces if trace.finish_reason is not None]
         outputs += [dataclasses.replace(sound, finish_reason=(reasons or ["stop"])[-1]) for sound in sounds]
         outputs += [ImageOutput(image) for image in report.images]
         outputs += report.videos

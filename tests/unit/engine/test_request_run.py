@@ -24,25 +24,37 @@ class Stage:
         self.sent.append(command)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_sound_has_the_reason_of_its_codes_also_if_it_is_there_first(early):
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("thinker", "talker", "code2wav"),
+        ("thinker", "code2wav", "talker"),  # the sound is there first
+        ("talker", "thinker", "code2wav"),  # the speech was cut while the text goes on
+        ("talker", "code2wav", "thinker"),
+    ],
+)
+def test_a_sound_has_the_reason_of_its_codes_in_any_order(order):
     async def run() -> tuple[RequestRun, list[str]]:
         request = GenerateRequest("one", prompt="hello", speech=SpeechOptions(stream_audio=True))
         enter: Any = Stage
         chain = RequestRun(
-            request, ["talker", "code2wav"], enter,
+            request, ["thinker", "talker", "code2wav"], enter,
             lambda stage, done: StageTrace(stage.name, "ar", 0.1, finish_reason=done.trace.get("finish_reason")),
             streams=True, early=(),
         )  # fmt: skip
-        codes = ("talker", StageOutputChunk("one", b"codes", is_last=True))
-        talker = ("talker", RequestDone("one", {"finish_reason": "length"}))
         sound = AudioOutput(np.zeros(3, np.float32), 24_000)
-        code2wav = ("code2wav", RequestDone("one", {}, audio=sound))
-        for report in (codes, code2wav, talker) if early else (codes, talker, code2wav):
-            chain.queue.put_nowait(report)
+        done = {
+            "thinker": RequestDone("one", {"finish_reason": "stop"}),
+            "talker": RequestDone("one", {"finish_reason": "length"}),
+            "code2wav": RequestDone("one", {}, audio=sound),
+        }
+        chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"tokens", is_last=False)))
+        chain.queue.put_nowait(("talker", StageOutputChunk("one", b"codes", is_last=True)))
+        for name in order:
+            chain.queue.put_nowait((name, done[name]))
         return chain, [type(event).__name__ async for event in chain.events()]
 
     chain, events = asyncio.run(asyncio.wait_for(run(), 10))
     assert [output.finish_reason for output in chain.outputs] == ["length"]
-    assert [trace.name for trace in chain.traces] == ["talker", "code2wav"]
+    assert [trace.name for trace in chain.traces] == ["thinker", "talker", "code2wav"]
     assert events.count("OutputReady") == 1
