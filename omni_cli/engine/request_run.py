@@ -75,6 +75,8 @@ class RequestRun:
         self._entered_s: dict[str, float] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
+        # Stages whose outputs are events already.
+        self._num_shown = 0
         self._chunks: dict[str, list[AudioChunk]] = {}
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
@@ -150,8 +152,11 @@ class RequestRun:
         self._outputs[name] = self._collect_outputs(report, self._chunks.pop(name, []))
         self.notes += report.notes
         self._note_audio(sum(len(output.samples) for output in self.outputs if isinstance(output, AudioOutput)))
-        for output in self._outputs[name]:
-            yield OutputReady(self._request.request_id, output)
+        # In the stages' order, whichever ends first.
+        while self._num_shown < len(self._chain) and self._chain[self._num_shown] in self._outputs:
+            for output in self._outputs[self._chain[self._num_shown]]:
+                yield OutputReady(self._request.request_id, output)
+            self._num_shown += 1
         if name == self._chain[-1]:
             self.stage_output = report.stage_output
         elif report.stage_output is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.requests.contents import SpeechOptions
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, StageTrace
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, OutputReady, StageTrace, TextOutput
 from omni_cli.stage.messages import RequestDone, StageOutputChunk
 
 
@@ -33,8 +33,8 @@ class Stage:
         ("talker", "code2wav", "thinker"),
     ],
 )
-def test_a_sound_has_the_reason_of_its_codes_in_any_order(order):
-    async def run() -> tuple[RequestRun, list[str]]:
+def test_a_sound_comes_after_the_text_and_has_the_reason_of_its_codes_in_any_order(order):
+    async def run() -> tuple[RequestRun, list[type]]:
         request = GenerateRequest("one", prompt="hello", speech=SpeechOptions(stream_audio=True))
         enter: Any = Stage
         chain = RequestRun(
@@ -44,7 +44,7 @@ def test_a_sound_has_the_reason_of_its_codes_in_any_order(order):
         )  # fmt: skip
         sound = AudioOutput(np.zeros(3, np.float32), 24_000)
         done = {
-            "thinker": RequestDone("one", {"finish_reason": "stop"}),
+            "thinker": RequestDone("one", {"finish_reason": "stop"}, text=TextOutput("hi", (), "stop")),
             "talker": RequestDone("one", {"finish_reason": "length"}),
             "code2wav": RequestDone("one", {}, audio=sound),
         }
@@ -52,9 +52,9 @@ def test_a_sound_has_the_reason_of_its_codes_in_any_order(order):
         chain.queue.put_nowait(("talker", StageOutputChunk("one", b"codes", is_last=True)))
         for name in order:
             chain.queue.put_nowait((name, done[name]))
-        return chain, [type(event).__name__ async for event in chain.events()]
+        return chain, [type(event.output) async for event in chain.events() if isinstance(event, OutputReady)]
 
-    chain, events = asyncio.run(asyncio.wait_for(run(), 10))
-    assert [output.finish_reason for output in chain.outputs] == ["length"]
+    chain, outputs = asyncio.run(asyncio.wait_for(run(), 10))
+    assert [output.finish_reason for output in chain.outputs] == ["stop", "length"]
     assert [trace.name for trace in chain.traces] == ["thinker", "talker", "code2wav"]
-    assert events.count("OutputReady") == 1
+    assert outputs == [TextOutput, AudioOutput]
