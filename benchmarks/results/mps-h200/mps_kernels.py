@@ -1,4 +1,4 @@
-"""What an MPS server adds to a process that has the device to itself: microseconds of an operation, in a graph or not.
+"""Measure what an MPS server adds to a process that has the device to itself: microseconds per operation.
 
     python mps_kernels.py plain             # then below a server: CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control -d
     python mps_kernels.py mps
