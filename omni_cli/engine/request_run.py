@@ -75,8 +75,7 @@ class RequestRun:
         self._entered_s: dict[str, float] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
-        # Stages whose outputs are events already.
-        self._num_shown = 0
+        self._unshown = list(chain)  # stages whose outputs are not events yet
         self._chunks: dict[str, list[AudioChunk]] = {}
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
@@ -152,11 +151,9 @@ class RequestRun:
         self._outputs[name] = self._collect_outputs(report, self._chunks.pop(name, []))
         self.notes += report.notes
         self._note_audio(sum(len(output.samples) for output in self.outputs if isinstance(output, AudioOutput)))
-        # In the stages' order, whichever ends first.
-        while self._num_shown < len(self._chain) and self._chain[self._num_shown] in self._outputs:
-            for output in self._outputs[self._chain[self._num_shown]]:
+        while self._unshown and self._unshown[0] in self._outputs:  # in this order, whichever ends first
+            for output in self._outputs[self._unshown.pop(0)]:
                 yield OutputReady(self._request.request_id, output)
-            self._num_shown += 1
         if name == self._chain[-1]:
             self.stage_output = report.stage_output
         elif report.stage_output is not None:
