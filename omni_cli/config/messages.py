@@ -160,9 +160,10 @@ def _other_home(key: str, path: TreePath, data: Any, models: Models) -> str | No
     for other, model in STAGE_MODELS.items():
         if other != kind and key in model.model_fields:
             return f"`{key}` is a key of stages of kind `{other}`"
-    for family, role in family_roles():
-        if key in get_stage_class(role).model_fields:
-            return f"`{key}` is a key of {family.title}'s stage `{role.name}`"
+    owners = [(family.title, role.name) for family, role in family_roles() if key in get_stage_class(role).model_fields]
+    if owners:
+        *others, last = (f"{title}'s stage `{name}`" for title, name in owners)
+        return f"`{key}` is a key of {', '.join(others)}{' and ' * bool(others)}{last}"
     own = models[str(path[1])].model_fields
     if kind == "diffusion" and suggest(key, own) is None:
         longer = [name for name in own if name.endswith(f"_{key}")]

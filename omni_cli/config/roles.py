@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,17 @@ from omni_cli.core.errors import CheckpointError
 from omni_cli.core.text import suggest
 
 
-def find_family(model: object) -> Family | None:
-    """Return the family of a profile's `model` if it is known without a download; otherwise None."""
+def find_family(model: object, stages: Collection[str]) -> Family | None:
+    """Return the family of a profile's `model` if it is known without a download, or by the names of several stages."""
+    return _read_family(model) or _find_by_names(stages)
+
+
+def _find_by_names(stages: Collection[str]) -> Family | None:
+    named = [family for family in families().values() if sorted(role.name for role in family.roles) == sorted(stages)]
+    return named[0] if len(named) == 1 and len(stages) > 1 else None
+
+
+def _read_family(model: object) -> Family | None:
     if not isinstance(model, str):
         return None
     if model.startswith(BUILTIN_PREFIX):

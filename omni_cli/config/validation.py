@@ -103,7 +103,7 @@ class _Checker:
             stage["kind"] = _likely_kind(stage)
 
     def _check_schema(self) -> None:
-        family = find_family(self.data.get("model"))
+        family = find_family(self.data.get("model"), self.stages)
         stages = {}
         for name, stage in self.stages.items():
             if isinstance(stage, dict):

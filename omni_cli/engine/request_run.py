@@ -75,6 +75,7 @@ class RequestRun:
         self._entered_s: dict[str, float] = {}
         self._traces: dict[str, StageTrace] = {}
         self._outputs: dict[str, list[Output]] = {}
+        self._unshown = list(chain)  # stages whose outputs are not events yet
         self._chunks: dict[str, list[AudioChunk]] = {}
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
@@ -150,8 +151,9 @@ class RequestRun:
         self._outputs[name] = self._collect_outputs(report, self._chunks.pop(name, []))
         self.notes += report.notes
         self._note_audio(sum(len(output.samples) for output in self.outputs if isinstance(output, AudioOutput)))
-        for output in self._outputs[name]:
-            yield OutputReady(self._request.request_id, output)
+        while self._unshown and self._unshown[0] in self._outputs:  # in this order, whichever ends first
+            for output in self._outputs[self._unshown.pop(0)]:
+                yield OutputReady(self._request.request_id, output)
         if name == self._chain[-1]:
             self.stage_output = report.stage_output
         elif report.stage_output is not None:
@@ -208,7 +210,7 @@ class RequestRun:
         if chunks:
             samples = np.concatenate([chunk.samples for chunk in chunks])
             sounds.append(AudioOutput(samples, chunks[0].sample_rate))
-        reasons = [trace.finish_reason for trace in self._traces.values() if trace.finish_reason is not None]
+        reasons = [trace.finish_reason for trace in self.traces if trace.finish_reason is not None]
         outputs += [dataclasses.replace(sound, finish_reason=(reasons or ["stop"])[-1]) for sound in sounds]
         outputs += [ImageOutput(image) for image in report.images]
         outputs += report.videos

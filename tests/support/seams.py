@@ -249,6 +249,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "v1.structured_output.request:StructuredOutputRequest(params, reasoning_ended, reasoning_parser_kwargs)": (
             "are read, and written as vLLM's own server does"
         ),
+        "utils.mem_utils:MemorySnapshot(device)": "is taken by a GPU's worker, once stacks are small",
         "v1.worker.cpu_model_runner:CPUModelRunner.initialize_kv_cache(kv_cache_allocation_context)": (
             "is overridden as the GPU runner's, and to allocate memory as it is used"
         ),
@@ -264,7 +265,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "v1.worker.gpu_worker:Worker._maybe_get_memory_pool_context(tag)": "holds the branches' cache, too",
         "v1.worker.gpu_worker:Worker.compile_or_warm_up_model": "is overridden to mark what loading does",
         "v1.worker.gpu_worker:Worker.determine_available_memory": "is overridden to mark what loading does",
-        "v1.worker.gpu_worker:Worker.init_device": "is overridden to build our runner",
+        "v1.worker.gpu_worker:Worker.init_device": "is overridden to build our runner, and for small stacks",
         "v1.worker.gpu_worker:Worker.initialize_from_config": "is overridden to mark what loading does",
         "v1.worker.gpu_worker:Worker.load_model": "is overridden to mark what loading does",
     },
@@ -548,6 +549,7 @@ SOURCES: dict[str, dict[str, list[str]]] = {
             "self.generators: dict[int, torch.Generator] = {}",
         ],
         "vllm.v1.worker.gpu_worker:Worker._init_workspace_and_model_runner": ["self._make_model_runner()"],
+        "vllm.v1.worker.gpu_worker:Worker.init_device": ["init_snapshot = MemorySnapshot(device=self.device)"],
         "vllm.v1.worker.gpu_worker:Worker._make_model_runner": [
             "from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1",
             "return GPUModelRunnerV1(",

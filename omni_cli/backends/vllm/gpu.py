@@ -4,15 +4,16 @@ import ctypes
 
 import torch
 from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
-from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker import gpu_model_runner, gpu_worker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.gpu_worker import MemorySnapshot, Worker
 
 from omni_cli.backends.vllm.code_runner import CodeRunnerMixin
 from omni_cli.backends.vllm.device_settings import SMALLEST_SHARE
 from omni_cli.backends.vllm.diffusion_runner import DiffusionRunnerMixin
 from omni_cli.backends.vllm.runner_mixins import ARRunnerMixin, OmniRunnerMixin
 from omni_cli.backends.vllm.workers import OmniWorkerMixin
+from omni_cli.core.compat import replace_attributes
 
 
 class OmniGPUModelRunner(OmniRunnerMixin, GPUModelRunner):
@@ -43,12 +44,22 @@ STACK_BYTES = 256
 _CU_LIMIT_STACK_SIZE = 0
 
 
+def snapshot_with_small_stacks(**kwargs: object) -> MemorySnapshot:
+    """Make the stacks of the current device small, then return vLLM's snapshot of its memory."""
+    torch.cuda.synchronize()  # the first call of CUDA in the process makes the context
+    if torch.version.hip is None:
+        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(_CU_LIMIT_STACK_SIZE, ctypes.c_size_t(STACK_BYTES))
+    return MemorySnapshot(**kwargs)
+
+
 class OmniGPUWorker(OmniWorkerMixin, Worker):
     runner_home = gpu_model_runner
 
     def init_device(self, *args: object, **kwargs: object) -> None:
-        super().init_device(*args, **kwargs)
-        ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(_CU_LIMIT_STACK_SIZE, ctypes.c_size_t(STACK_BYTES))
+        # What is freed after vLLM's snapshot would be added to a KV cache whose size is a share of the device, and vLLM
+        # refuses to load a small model after which more is free than before.
+        with replace_attributes(gpu_worker, MemorySnapshot=snapshot_with_small_stacks):
+            super().init_device(*args, **kwargs)
 
 
 class GPUARWorker(OmniGPUWorker):

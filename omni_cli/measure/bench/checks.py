@@ -82,6 +82,8 @@ def mode_not_used(
         )
     if "enable_vae_tiling" in varied and stage.effective.get("vae_tiling") and not ran.get("tiled_decodes"):
         return f"{name}.enable_vae_tiling is true, but nothing was decoded in tiles: outputs are smaller than a tile"
+    if "early_start" in varied and stage.effective.get("early_start") and not ran.get("early_requests"):
+        return f"{name}.early_start is true, but every request began with its whole text"
     if "output_copy" in varied and not ran.get("copies"):
         return f"{name}.output_copy is {stage.effective.get('output_copy')}, but nothing was copied"
     if stage.effective.get("output_copy") == "async" and ran.get("pinned_copies", 0) < ran.get("copies", 0):

@@ -23,6 +23,7 @@ class TalkerConfig(OmniTalkerConfig):
         "(no codec embeddings and no M-RoPE positions of media in the prompt).",
     )
 
+
 class Token2WavConfig(WaveformConfig):
     """Keys of token2wav."""
 

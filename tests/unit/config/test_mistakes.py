@@ -186,6 +186,11 @@ SINGLE = {
         "12:5 'sway_coefficient': unknown key `sway_coefficient` in stage `vocoder` "
         "(`sway_coefficient` is a key of Qwen2.5-Omni's stage `token2wav`)",
     ),
+    "key of stages of two families": (
+        ("backend: vllm\n", "backend: vllm\n    early_start: true\n"),
+        "12:5 'early_start': unknown key `early_start` in stage `vocoder` "
+        "(`early_start` is a key of Qwen2.5-Omni's stage `talker` and Qwen3-Omni's stage `talker`)",
+    ),
     "key of a family with another backend": (
         ("vocoder:\n    kind: diffusion\n    backend: vllm\n", "token2wav:\n    kind: diffusion\n    stream: true\n"),
         "11:5 'stream': `stream` has no effect with `backend: diffusers`",

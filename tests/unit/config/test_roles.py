@@ -30,3 +30,10 @@ def test_another_class_keeps_the_stages_values() -> None:
     image = load_profile("tiny-image", model="elsewhere").stage("image")
     assert type(image) is DiffusionStageConfig
     assert image.as_class(Token2WavConfig).droppable_arguments == image.droppable_arguments == DROPPABLE
+
+
+def test_names_of_stages_lead_to_the_family_of_a_checkpoint_that_is_not_there() -> None:
+    """So that a profile has no key that its checkpoint, once it is downloaded, refuses."""
+    config = load_profile("qwen3-omni-30b-a3b", model="not/downloaded")
+    assert for_family(config, families()["qwen3_omni"]) == config
+    assert not hasattr(config.stage("talker"), "talker_prompt")

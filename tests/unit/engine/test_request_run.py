@@ -11,7 +11,7 @@ import pytest
 
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.requests.contents import SpeechOptions
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, StageTrace
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, OutputReady, StageTrace, TextOutput
 from omni_cli.stage.messages import RequestDone, StageOutputChunk
 
 
@@ -24,25 +24,37 @@ class Stage:
         self.sent.append(command)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_a_sound_has_the_reason_of_its_codes_also_if_it_is_there_first(early):
-    async def run() -> tuple[RequestRun, list[str]]:
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("thinker", "talker", "code2wav"),
+        ("thinker", "code2wav", "talker"),  # the sound is there first
+        ("talker", "thinker", "code2wav"),  # the speech was cut while the text goes on
+        ("talker", "code2wav", "thinker"),
+    ],
+)
+def test_a_sound_comes_after_the_text_and_has_the_reason_of_its_codes_in_any_order(order):
+    async def run() -> tuple[RequestRun, list[type]]:
         request = GenerateRequest("one", prompt="hello", speech=SpeechOptions(stream_audio=True))
         enter: Any = Stage
         chain = RequestRun(
-            request, ["talker", "code2wav"], enter,
+            request, ["thinker", "talker", "code2wav"], enter,
             lambda stage, done: StageTrace(stage.name, "ar", 0.1, finish_reason=done.trace.get("finish_reason")),
             streams=True, early=(),
         )  # fmt: skip
-        codes = ("talker", StageOutputChunk("one", b"codes", is_last=True))
-        talker = ("talker", RequestDone("one", {"finish_reason": "length"}))
         sound = AudioOutput(np.zeros(3, np.float32), 24_000)
-        code2wav = ("code2wav", RequestDone("one", {}, audio=sound))
-        for report in (codes, code2wav, talker) if early else (codes, talker, code2wav):
-            chain.queue.put_nowait(report)
-        return chain, [type(event).__name__ async for event in chain.events()]
+        done = {
+            "thinker": RequestDone("one", {"finish_reason": "stop"}, text=TextOutput("hi", (), "stop")),
+            "talker": RequestDone("one", {"finish_reason": "length"}),
+            "code2wav": RequestDone("one", {}, audio=sound),
+        }
+        chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"tokens", is_last=False)))
+        chain.queue.put_nowait(("talker", StageOutputChunk("one", b"codes", is_last=True)))
+        for name in order:
+            chain.queue.put_nowait((name, done[name]))
+        return chain, [type(event.output) async for event in chain.events() if isinstance(event, OutputReady)]
 
-    chain, events = asyncio.run(asyncio.wait_for(run(), 10))
-    assert [output.finish_reason for output in chain.outputs] == ["length"]
-    assert [trace.name for trace in chain.traces] == ["talker", "code2wav"]
-    assert events.count("OutputReady") == 1
+    chain, outputs = asyncio.run(asyncio.wait_for(run(), 10))
+    assert [output.finish_reason for output in chain.outputs] == ["stop", "length"]
+    assert [trace.name for trace in chain.traces] == ["thinker", "talker", "code2wav"]
+    assert outputs == [TextOutput, AudioOutput]

@@ -86,3 +86,12 @@ def test_tiling_that_tiled_nothing_is_not_in_effect() -> None:
     )
     assert mode_not_used(tiled, {"tiled_decodes": 2}, {"eager_calls": 4}, varied) is None
     assert mode_not_used(stage(execution="eager", vae_tiling=False), {}, {"eager_calls": 4}, varied) is None
+
+
+def test_an_early_start_of_no_request_is_not_in_effect() -> None:
+    early, varied = stage(early_start=True), ("early_start",)
+    assert "every request began with its whole text" in (
+        mode_not_used(early, {"early_requests": 0}, {"early_requests": 3}, varied) or ""
+    )
+    assert mode_not_used(early, {"early_requests": 1}, {"early_requests": 3}, varied) is None
+    assert mode_not_used(early, {"early_requests": 0}, {"early_requests": 3}, ()) is None
