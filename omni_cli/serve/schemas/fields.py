@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import jiter
@@ -32,6 +33,11 @@ def from_json(content: bytes) -> object:
     return document
 
 
+def from_text(value: object) -> object:
+    """Return what a text says as JSON, and any other value unchanged. Raises `ValueError`, as `from_json`."""
+    return from_json(value.encode()) if isinstance(value, str) else value
+
+
 class Strict(StrictKeys):
     """Rejects text in place of numbers, and unknown fields."""
 
@@ -54,7 +60,7 @@ class Strict(StrictKeys):
         if len(fields) > _MAX_FIELDS:
             raise ValueError(f"must have at most {_MAX_FIELDS} fields")
         return {
-            name: [_integral(item) for item in value] if isinstance(value, list) else _integral(value)
+            name: [integral(item) for item in value] if isinstance(value, list) else integral(value)
             for name, value in fields.items()
         }
 
@@ -94,7 +100,11 @@ class Form(Strict):
         if not isinstance(fields, dict):
             return fields
         texts = {field.alias or name for name, field in cls.model_fields.items() if _is_text(field.annotation)}
-        return {name: value if name in texts else _read(value) for name, value in fields.items()}
+        values = dict(fields)
+        for name in values.keys() - texts:
+            with suppress(ValueError):
+                values[name] = from_text(values[name])
+        return values
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -112,13 +122,6 @@ def _is_text(annotation: object) -> bool:
     return annotation is str or any(map(_is_text, get_args(annotation)))
 
 
-def _read(value: object) -> object:
-    try:
-        return from_json(value.encode()) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
 def _check_file(value: object) -> object:
     if isinstance(value, StarletteUploadFile):
         return value
@@ -128,7 +131,8 @@ def _check_file(value: object) -> object:
 Upload = Annotated[UploadFile, BeforeValidator(_check_file)]
 
 
-def _integral(value: object) -> object:
+def integral(value: object) -> object:
+    """Return 1 for 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
