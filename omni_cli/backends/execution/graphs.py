@@ -28,6 +28,7 @@ from omni_cli.backends.execution.graph_inputs import (
 )
 from omni_cli.config.schema import Execution
 from omni_cli.core.errors import StageError
+from omni_cli.stage.failures import first_line
 
 
 class OperationWatch(TorchDispatchMode):
@@ -313,7 +314,7 @@ class GraphManager:
         raise AssertionError("every argument is supported")
 
     def _capture_error(self, error: Exception) -> StageError:
-        what = str(error) if isinstance(error, UnsupportedError) else _first_line(error)
+        what = str(error) if isinstance(error, UnsupportedError) else first_line(error)
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
         return self._error(f"cannot capture {type(self._module).__name__}: {what}", details=details)
@@ -329,8 +330,3 @@ class GraphManager:
 
 def _autocast(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def _first_line(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
-    return f"{type(error).__name__}: {text}"
