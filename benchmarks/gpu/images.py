@@ -37,7 +37,7 @@ from sides import call_pipeline, made_by, on_host, stage_of
 from vllm_omni_side import VllmOmni
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 
 SIZES = {"big": (60, 24, 1024), "small": (16, 12, 512)}  # blocks, attention heads, pixels each way
 OTHERS = ("flux.2-klein", "z-image", "qwen-image-edit", "wan2.2-t2v-a14b")
@@ -202,7 +202,7 @@ class Omni:
             self.executor.resolve(DiffusionRequest(str(seed), prompt, seed=seed, conditions=self._given))
             for seed, prompt in enumerate(prompts)
         ]
-        outputs = self.executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=note).outputs
+        outputs = self.executor.execute_model(tuple(requests), on_output=note)
         made = [made_by(output) for output in outputs]
         seconds = time.perf_counter() - start
         return seconds, completions, np.asarray(made[0])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 
 STEPS = 4
@@ -25,7 +25,7 @@ def start(folder, **settings) -> DiffusersPipelineExecutor:
 
 
 def run(executor, *requests: DiffusionRequest) -> list[DiffusionOutput]:
-    outputs = list(executor.execute_model(DiffusionSchedulerOutput(requests)).outputs)
+    outputs = list(executor.execute_model(requests))
     for output in outputs:
         if output.error is not None:
             raise output.error
@@ -135,7 +135,7 @@ def test_async_copies_bring_the_same_images_in_order_and_pinned(folders):
     for output_copy in ("sync", "async"):
         executor = start(folders["qwen_image"], output_copy=output_copy)
         ready: list[DiffusionOutput] = []
-        executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=ready.append)
+        executor.execute_model(tuple(requests), on_output=ready.append)
         assert [output.request_id for output in ready] == ["0", "1", "2", "3"]
         made[output_copy] = run(executor, *requests)
         counters = executor.execution_counters

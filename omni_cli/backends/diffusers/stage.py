@@ -174,7 +174,7 @@ class DiffusersStage:
         if self.ranks is not None:
             self.ranks.start_step()
         last: list[Report] = []
-        num_running = len(batch.requests)
+        num_running = len(batch)
 
         def finish(output: DiffusionOutput) -> None:
             nonlocal num_running
@@ -183,9 +183,9 @@ class DiffusersStage:
                 # A request does not wait for those that run after it.
                 (self.emit if num_running else last.append)(report)
 
-        result = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
+        outputs = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
         if self.ranks is not None:
-            self.ranks.finish_step(failed=any(output.error is not None for output in result.outputs))
+            self.ranks.finish_step(failed=any(output.error is not None for output in outputs))
         return last
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:

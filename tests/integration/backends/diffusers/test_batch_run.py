@@ -7,7 +7,7 @@ import pytest
 from support.late_device import LateDevice
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.execution.copies import AsyncCopy
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -47,7 +47,7 @@ def run(executor, requests, device=None) -> tuple[list[str], dict]:
         events.append(f"{output.request_id}!")
         outputs[output.request_id] = output
 
-    made = executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step, on_output).outputs
+    made = executor.execute_model(tuple(requests), on_step, on_output)
     assert [output.request_id for output in made] == [request.request_id for request in requests]
     return events, outputs
 
@@ -89,7 +89,7 @@ def test_an_abort_of_the_next_request_does_not_lose_the_one_under_way(executor, 
             executor.abort_requests(["a", "b"])
 
     requests = tuple(DiffusionRequest(name, "a cat") for name in "ab")
-    first, second = executor.execute_model(DiffusionSchedulerOutput(requests), on_step).outputs
+    first, second = executor.execute_model(requests, on_step)
     assert first.finish_reason == "stop" and first.pixels is not None, "it was done when its abort came"
     assert second.finish_reason == "abort"
 

@@ -31,7 +31,7 @@ from omni_cli.backends.diffusers.memory import PromptCache
 from omni_cli.backends.diffusers.messages import describe_failure
 from omni_cli.backends.diffusers.outputs import from_bytes, to_bytes
 from omni_cli.backends.diffusers.parallel import use_attention
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
@@ -71,7 +71,7 @@ def start(folder: Path, stage: DiffusionStageConfig = STAGE, **options) -> Diffu
 
 
 def run(executor, *requests: DiffusionRequest, **callbacks) -> list[DiffusionOutput]:
-    return list(executor.execute_model(DiffusionSchedulerOutput(requests), **callbacks).outputs)
+    return list(executor.execute_model(requests, **callbacks))
 
 
 def make_image(executor, request: DiffusionRequest) -> np.ndarray:
@@ -833,13 +833,13 @@ prepare_libraries()
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.backends.diffusers.messages import describe_failure  # noqa: E402
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 
 stage = DiffusionStageConfig.create("image", num_inference_steps=2, height=64, width=64)
 executor = DiffusersPipelineExecutor(stage, sys.argv[1], "float32", "cpu")
-output = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a cat"),)))
+(output,) = executor.execute_model((DiffusionRequest("0", "a cat"),))
 executor.shutdown()
-print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sys.modules))
+print(output.pixels.shape, any(name.startswith("vllm") for name in sys.modules))
 """
     command = [sys.executable, "-c", code, str(folders["qwen_image"])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -853,7 +853,7 @@ def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders
     executor = start(folders["qwen_image"], DiffusionStageConfig.create("image"))
     try:
         request = DiffusionRequest("a", "a boat", num_inference_steps=1)
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = executor.execute_model((request,))
         assert isinstance(output.error, InputError) and "more than one step" in output.error.message
     finally:
         executor.shutdown()

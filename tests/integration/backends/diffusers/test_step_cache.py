@@ -18,7 +18,7 @@ from support.tiny_pipelines.build import build
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.parallel import check_denoisers
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.backends.diffusers.step_cache import StepCaches, check_package
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -74,7 +74,7 @@ def guided(seed: int) -> DiffusionRequest:
 
 
 def run(executor: DiffusersPipelineExecutor, request: DiffusionRequest, **callbacks: Any) -> DiffusionOutput:
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), **callbacks).outputs
+    (output,) = executor.execute_model((request,), **callbacks)
     if output.error is not None:
         raise output.error
     return output
@@ -131,7 +131,7 @@ def test_each_cache_is_used_and_a_request_takes_nothing_from_those_before(folder
         if done == 3:
             executor.abort_requests([request_id])
 
-    aborted = executor.execute_model(DiffusionSchedulerOutput((guided(1),)), on_step=abort).outputs[0]
+    aborted = executor.execute_model((guided(1),), on_step=abort)[0]
     assert aborted.finish_reason == "abort"
     np.testing.assert_array_equal(run(executor, guided(2)).pixels, alone)
     executor.shutdown()
