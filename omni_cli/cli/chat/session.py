@@ -23,8 +23,8 @@ from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
-from omni_cli.measure.loadtest.media_files import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
+from omni_cli.openai_api.media import read_image, read_sound
 from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route
 from omni_cli.openai_api.sound import ReceivedSound
