@@ -15,7 +15,7 @@ from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
 from omni_cli.config.stage_keys import StrictKeys
-from omni_cli.requests.fields import FIELDS, Part, RequestField, Route
+from omni_cli.requests.fields import FIELDS, Part, Route
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound="Strict")
@@ -76,7 +76,7 @@ def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
 
     def extend(body: type[Body]) -> type[Body]:
         added: dict[str, Any] = {
-            name: (_http_type(row) | None, Field(None, description=row.about))
+            name: (Annotated[row.type, Field(**row.limits)] | None, Field(None, description=row.about))
             for row in FIELDS.values()
             if (name := row.http.get(route)) and name not in body.model_fields
         }
@@ -85,10 +85,6 @@ def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
         return extended
 
     return extend
-
-
-def _http_type(row: RequestField) -> Any:
-    return Annotated[row.type, Field(**row.limits)] if row.limits else row.type
 
 
 class Form(Strict):
