@@ -150,7 +150,7 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
         (output,) = executor.execute_model((request,), on_step=lambda *_: None)
         if output.error is not None:
             raise output.error
-        return output.videos[0].numpy() if output.videos else output.pixels
+        return output.videos[0].numpy() if output.videos else output.images[0]
 
     identical = all(np.array_equal(_bytes(plain(seed)), through_executor(seed)) for seed in range(3))
     seconds = np.array([_pair(plain, through_executor, pair, clock) for pair in range(pairs)])

@@ -254,7 +254,7 @@ def _request(side: Any, prompt: str, seed: int) -> tuple[np.ndarray, float, floa
     (output,) = side.executor.execute_model((wanted,))
     if output.error is not None:
         raise output.error
-    return np.asarray(output.pixels), statistics.median(output.times.denoise_step_s), output.times.vae_decode_s
+    return np.asarray(output.images[0]), statistics.median(output.times.denoise_step_s), output.times.vae_decode_s
 
 
 def small(bench: Bench) -> None:

@@ -137,7 +137,7 @@ def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, ca
             ranks.finish_step(failed=bool(failures))
         if failures:
             raise RuntimeError(failures[0].message)
-        made = stage.output.videos[0].numpy() if stage.output.videos else stage.output.pixels
+        made = stage.output.videos[0].numpy() if stage.output.videos else stage.output.images[0]
         samples.append((time.perf_counter() - begin, float(np.median(stage.output.times.denoise_step_s))))
     memory = peaks(stage.device)
     np.savez(

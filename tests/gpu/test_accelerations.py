@@ -24,7 +24,7 @@ def images(folder, **keys) -> tuple[list[np.ndarray], dict[str, float]]:
             raise output.error
     counters = dict(executor.execution_counters)
     executor.shutdown()
-    return [output.pixels for output in outputs], counters
+    return [output.images[0] for output in outputs], counters
 
 
 def test_a_graph_over_compiled_blocks_makes_the_images_of_the_compiled_blocks(folders):

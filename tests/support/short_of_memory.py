@@ -24,8 +24,8 @@ def answer(model: str) -> dict[str, object]:
         (output,) = executor.execute_model((request,))
         if output.error is not None:
             return {"error": output.error.message, "hint": output.error.hint}
-        assert output.pixels is not None
-        return {"sum": int(output.pixels.sum())}
+        assert output.images
+        return {"sum": int(output.images[0].sum())}
 
     first = make(64)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -129,13 +129,3 @@ class DiffusionOutput:
     times: DiffusionTimes | None = None
     error: OmniError | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def pixels(self) -> np.ndarray | None:
-        """The image of a request that makes one."""
-        return next(iter(self.images), None)
-
-    @property
-    def samples(self) -> np.ndarray | None:
-        """The audio of a request that makes one."""
-        return next(iter(self.sounds), None)

@@ -60,10 +60,10 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         generator = torch.Generator("cpu").manual_seed(5 + index)
         (expected,) = plain(prompt, audio_end_in_s=0.25, num_inference_steps=3, generator=generator).audios
-        assert output.samples.dtype == np.float32 and output.samples.shape == (11025, 2)
-        np.testing.assert_array_equal(output.samples, expected.T.numpy())
-        assert output.samples.std() > 0.01, "silence would equal anything"
-        assert output.pixels is None and len(output.times.denoise_step_s) == 3
+        assert output.sounds[0].dtype == np.float32 and output.sounds[0].shape == (11025, 2)
+        np.testing.assert_array_equal(output.sounds[0], expected.T.numpy())
+        assert output.sounds[0].std() > 0.01, "silence would equal anything"
+        assert not output.images and len(output.times.denoise_step_s) == 3
     assert steps == [(name, done, 3) for name in ("0", "1") for done in (1, 2, 3)]
     assert executor.sample_rate == plain.vae.config.sampling_rate == 44100
 

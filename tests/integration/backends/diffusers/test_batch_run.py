@@ -64,7 +64,7 @@ def test_an_image_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is_
     _, expected = run(executor, requests)
     executor._runner._output_copy = late
     for name in "abc":
-        np.testing.assert_array_equal(outputs[name].pixels, expected[name].pixels)
+        np.testing.assert_array_equal(outputs[name].images[0], expected[name].images[0])
         times = outputs[name].times
         assert len(times.denoise_step_s) == STEPS and times.vae_decode_s > 0
 
@@ -90,12 +90,12 @@ def test_an_abort_of_the_next_request_does_not_lose_the_one_under_way(executor, 
 
     requests = tuple(DiffusionRequest(name, "a cat") for name in "ab")
     first, second = executor.execute_model(requests, on_step)
-    assert first.finish_reason == "stop" and first.pixels is not None, "it was done when its abort came"
+    assert first.finish_reason == "stop" and first.images, "it was done when its abort came"
     assert second.finish_reason == "abort"
 
 
 def test_a_kept_image_is_not_overwritten_by_later_ones(executor, device):
-    kept = [run(executor, [DiffusionRequest("0", "a cat", seed=seed)], device)[1]["0"].pixels for seed in range(3)]
+    kept = [run(executor, [DiffusionRequest("0", "a cat", seed=seed)], device)[1]["0"].images[0] for seed in range(3)]
     copies = [pixels.copy() for pixels in kept]
     run(executor, [DiffusionRequest("0", "a dog", seed=9)], device)
     for pixels, copy in zip(kept, copies, strict=True):

@@ -82,7 +82,7 @@ def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np
         raise output.error
     encoded = set(media) & {"image", "mask"}
     assert (output.times.vae_encode_s or 0) > 0 if encoded else output.times.vae_encode_s is None
-    return output.pixels
+    return output.images[0]
 
 
 @pytest.mark.parametrize(

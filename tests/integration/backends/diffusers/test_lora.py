@@ -114,7 +114,7 @@ def test_compiled_steps_take_adapters(
         own, scale = WANTED[name]
         expected = plain(folder, adapters.get(own or ""), scale)
         np.testing.assert_allclose(
-            output.pixels.astype(int), expected, atol=int(compiler != "eager"), err_msg=str(name)
+            output.images[0].astype(int), expected, atol=int(compiler != "eager"), err_msg=str(name)
         )
     assert executor.execution_counters["compiled_graphs"] == warm["compiled_graphs"]
     executor.shutdown()

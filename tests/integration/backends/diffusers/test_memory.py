@@ -50,7 +50,7 @@ def make(executor: DiffusersPipelineExecutor, *prompts: str) -> list[np.ndarray]
     requests = tuple(DiffusionRequest(str(i), prompt, seed=5 + i) for i, prompt in enumerate(prompts or ["a red cat"]))
     outputs = executor.execute_model(requests)
     assert [output.error for output in outputs] == [None] * len(requests)
-    return [output.pixels for output in outputs]
+    return [output.images[0] for output in outputs]
 
 
 def plain(pipeline: DiffusionPipeline, *prompts: str) -> list[np.ndarray]:

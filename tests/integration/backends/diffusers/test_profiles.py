@@ -68,7 +68,7 @@ def test_the_settings_of_a_model_card_are_those_of_the_call(name: str, tmp_path:
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, {**layers, **small}, image)
     (output,) = executor.execute_model((request,))
     assert output.error is None
-    made = output.samples if stage.name == "audio" else output.pixels
+    made = output.sounds[0] if stage.name == "audio" else output.images[0]
     pipeline = DiffusionPipeline.from_pretrained(tmp_path)
     pipeline.set_progress_bar_config(disable=True)
     generator = torch.Generator("cpu").manual_seed(3)

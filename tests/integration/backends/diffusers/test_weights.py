@@ -37,7 +37,7 @@ def made(model: str = "builtin:tiny-image", **keys: Any) -> tuple[np.ndarray, di
     executor = DiffusersPipelineExecutor(stage, resolve_model(model), "float32", "cpu")
     request = DiffusionRequest("0", "a red cat", seed=1)
     (output,) = executor.execute_model((request,))
-    found = output.pixels.astype(int), dict(executor.execution_counters), dict(executor.effective)
+    found = output.images[0].astype(int), dict(executor.execution_counters), dict(executor.effective)
     executor.shutdown()
     return found
 
