@@ -23,7 +23,7 @@ from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.listener import BACKLOG
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
+from omni_cli.serve.supervisor import Engine, Supervisor
 from omni_cli.serve.video_jobs import VideoJobs, VideoStore
 from omni_cli.serve.voice_store import VoiceStore
 
@@ -161,7 +161,7 @@ class Server:
             await self._end(serving, loading)
 
     async def _end(self, serving: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
-        was_serving = self.supervisor.state is not EngineState.STARTING
+        was_serving = self.supervisor.state != "starting"
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()
