@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graph_inputs import (
@@ -24,7 +24,6 @@ from omni_cli.backends.execution.graph_inputs import (
     describe_leaf,
     graph_key,
     map_tensors,
-    with_tensors,
 )
 from omni_cli.config.schema import Execution
 from omni_cli.core.errors import StageError
@@ -223,7 +222,8 @@ class GraphManager:
             self._release_oldest()
             self._counters.graphs_evicted += 1
         inputs = self._static_inputs(tensors)
-        static_args, static_kwargs = with_tensors((args, kwargs), iter(inputs))
+        following = iter(inputs)  # in the order of `graph_key`
+        static_args, static_kwargs = tree_map_only(torch.Tensor, lambda _: next(following), (args, kwargs))
 
         def run() -> Any:
             return self._forward(*static_args, **static_kwargs)
