@@ -81,10 +81,6 @@ class Conversation(msgspec.Struct):
         self.parts = []
         self.messages.append({"role": "assistant", "content": text})
 
-    def take_back(self) -> None:
-        """Take back the message that got no answer; its media wait for the next one."""
-        self.messages.pop()
-
     def command(self, line: str) -> str:
         """Run a command; return what to say. Raises `OmniError`, and `Leave`."""
         name, _, rest = line.partition(" ")
@@ -212,10 +208,10 @@ class Session:
         if said:
             console.print_part("\n")
         if outcome is not None and outcome.failure is not None:
-            conversation.take_back()
+            conversation.messages.pop()  # its media wait for the next one
             raise OmniError(f"{outcome.failure.kind}: {outcome.failure.message}")
         if outcome is None and not said:
-            conversation.take_back()
+            conversation.messages.pop()
         else:
             conversation.add_answer("".join(reader.answer.content))
         if outcome is None:
