@@ -33,7 +33,7 @@ from common import Ratio, machine_line, ratio_of_pairs
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.loading import load_pipeline
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.engine.process.preload import keep_freed_memory
 
@@ -147,10 +147,10 @@ def _measure(workload: Workload, model: str, pairs: int, clock: Clock) -> Result
     def through_executor(seed: int) -> np.ndarray:
         # Everything a request costs: checking it, a batch of one, progress, times, the copy to the host.
         request = executor.resolve(DiffusionRequest("0", PROMPT, seed=seed))
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=lambda *_: None).outputs
+        (output,) = executor.execute_model((request,), on_step=lambda *_: None)
         if output.error is not None:
             raise output.error
-        return output.videos[0].numpy() if output.videos else output.pixels
+        return output.videos[0].numpy() if output.videos else output.images[0]
 
     identical = all(np.array_equal(_bytes(plain(seed)), through_executor(seed)) for seed in range(3))
     seconds = np.array([_pair(plain, through_executor, pair, clock) for pair in range(pairs)])

@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_cli.backends.diffusers import execution
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.diffusers.scheduler_steps import WithoutWaits
 from omni_cli.backends.execution.modes import CompiledMode
 from omni_cli.engine.recording import tracer
@@ -251,10 +251,10 @@ def float8(bench: Bench) -> None:
 def _request(side: Any, prompt: str, seed: int) -> tuple[np.ndarray, float, float]:
     """Return the image of a request, the median seconds of its steps, and those of its decode."""
     wanted = side.executor.resolve(DiffusionRequest("0", prompt, seed=seed))
-    (output,) = side.executor.execute_model(DiffusionSchedulerOutput((wanted,))).outputs
+    (output,) = side.executor.execute_model((wanted,))
     if output.error is not None:
         raise output.error
-    return np.asarray(output.pixels), statistics.median(output.times.denoise_step_s), output.times.vae_decode_s
+    return np.asarray(output.images[0]), statistics.median(output.times.denoise_step_s), output.times.vae_decode_s
 
 
 def small(bench: Bench) -> None:

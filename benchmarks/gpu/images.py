@@ -40,7 +40,7 @@ from sound_energy import RoundMeter
 from vllm_omni_side import VllmOmni
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.core.energy import EnergyReading
 
 SIZES = {"big": (60, 24, 1024), "small": (16, 12, 512)}  # blocks, attention heads, pixels each way
@@ -211,7 +211,7 @@ class Omni:
             self.executor.resolve(DiffusionRequest(str(seed), prompt, seed=seed, conditions=self._given))
             for seed, prompt in enumerate(prompts)
         ]
-        outputs = self.executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=note).outputs
+        outputs = self.executor.execute_model(tuple(requests), on_output=note)
         made = [made_by(output) for output in outputs]
         seconds = time.perf_counter() - start
         return seconds, completions, np.asarray(made[0])

@@ -42,7 +42,7 @@ from sides import PROMPT, stage_of
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.parallel import Rank, Ranks
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.records.record import Memory, Sample
 from omni_cli.records.record_file import save_record
@@ -105,7 +105,7 @@ class Stage:
         """Run the next request; what a rank reports are failures."""
         request = self.requests.pop(0)
         wanted = DiffusionRequest(request.request_id, PROMPT, seed=request.seed, conditions=self.given)
-        (self.output,) = self.executor.execute_model(DiffusionSchedulerOutput((wanted,))).outputs
+        (self.output,) = self.executor.execute_model((wanted,))
         return [] if self.output.error is None else [Failure.of(self.output.error)]
 
 
@@ -137,7 +137,7 @@ def run_side(model: PipelineModel, config: DiffusionStageConfig, device: str, ca
             ranks.finish_step(failed=bool(failures))
         if failures:
             raise RuntimeError(failures[0].message)
-        made = stage.output.videos[0].numpy() if stage.output.videos else stage.output.pixels
+        made = stage.output.videos[0].numpy() if stage.output.videos else stage.output.images[0]
         samples.append((time.perf_counter() - begin, float(np.median(stage.output.times.denoise_step_s))))
     memory = peaks(stage.device)
     np.savez(

@@ -13,7 +13,7 @@ import torch
 from models import PipelineModel, Token2WavModel, twin, twin_pipeline
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.backends.execution.ranges import clock_for
 from omni_cli.config.schema import PIPELINE_ARGUMENTS, DiffusionStageConfig, Execution
 
@@ -141,7 +141,7 @@ class ExecutorPipeline:
         requests = [
             self._executor.resolve(DiffusionRequest(str(seed), PROMPT, seed=seed, conditions=given)) for seed in seeds
         ]
-        outputs = self._executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step=_no_progress).outputs
+        outputs = self._executor.execute_model(tuple(requests), on_step=_no_progress)
         made = [made_by(output) for output in outputs]
         seconds = time.perf_counter() - start
         made = [np.stack(frames) if isinstance(frames, list) else frames for frames in made]

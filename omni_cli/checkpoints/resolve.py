@@ -82,29 +82,21 @@ class CachedModel:
     derives_profile: bool
 
 
-@dataclass(frozen=True)
-class CachedRepo:
-    """A repository in the hub's cache."""
-
-    info: CachedRepoInfo
-    cache: HFCacheInfo
-
-    def delete(self) -> None:
-        """Delete all its revisions. Raises `OutputError`."""
-        commits = [revision.commit_hash for revision in self.info.revisions]
-        self.cache.delete_revisions(*commits).execute()
-        if self.info.repo_path.exists():  # the library logs what it cannot delete
-            raise OutputError(f"cannot delete `{self.info.repo_path}`", hint="check the permissions of the folder")
-
-
-def find_cached(repo_id: str) -> CachedRepo:
-    """Return a downloaded repository; raises `CheckpointError` if the cache has none of that name."""
+def find_cached(repo_id: str) -> tuple[CachedRepoInfo, HFCacheInfo]:
+    """Return a downloaded repository and its cache; raises `CheckpointError` if that has none of the name."""
     cache = _scan()
     for info in () if cache is None else cache.repos:
         if (info.repo_type, info.repo_id) == ("model", repo_id):
             assert cache is not None
-            return CachedRepo(info, cache)
+            return info, cache
     raise CheckpointError(f"`{repo_id}` is not in the cache", hint="`omni models list` shows what is")
+
+
+def delete_cached(info: CachedRepoInfo, cache: HFCacheInfo) -> None:
+    """Delete all revisions of a repository. Raises `OutputError`."""
+    cache.delete_revisions(*(revision.commit_hash for revision in info.revisions)).execute()
+    if info.repo_path.exists():  # the library logs what it cannot delete
+        raise OutputError(f"cannot delete `{info.repo_path}`", hint="check the permissions of the folder")
 
 
 def list_cached() -> list[CachedModel]:

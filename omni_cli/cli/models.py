@@ -91,17 +91,17 @@ def remove(
     yes: YesOption = False,
 ) -> None:
     """Delete a downloaded model, all its revisions, from the cache; asks before."""
-    from omni_cli.checkpoints.resolve import find_cached
+    from omni_cli.checkpoints.resolve import delete_cached, find_cached
     from omni_cli.cli.profile_choice import confirm
 
-    cached = find_cached(repo)
+    info, cache = find_cached(repo)
     if not yes:
-        confirm(f"Delete {repo}, {size(cached.info.size_on_disk)}?", f"omni models remove {repo} --yes")
-    cached.delete()
+        confirm(f"Delete {repo}, {size(info.size_on_disk)}?", f"omni models remove {repo} --yes")
+    delete_cached(info, cache)
     if display.as_json:
-        console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": cached.info.size_on_disk})
+        console.print_json({"schema": "omni.models.remove/1", "repo": repo, "freed_bytes": info.size_on_disk})
     elif not display.quiet:
-        console.print_note(f"deleted {repo}, {size(cached.info.size_on_disk)}")
+        console.print_note(f"deleted {repo}, {size(info.size_on_disk)}")
 
 
 def build(

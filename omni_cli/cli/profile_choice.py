@@ -168,7 +168,7 @@ def pull(repo_id: str, revision: str | None, *, yes: bool, quiet: bool) -> tuple
         waiting = f"another process downloads {repo_id}: waiting for it"
         folder = fetch(plan, progress.advance, lambda: console.print_note(waiting))
     finally:
-        progress.end()
+        progress.line.end()
         interrupts.check()
     return plan, folder
 
@@ -186,7 +186,7 @@ class _Progress:
 
     def __init__(self, plan: Download, *, quiet: bool) -> None:
         self._plan = plan
-        self._line = LiveLine(sys.stderr, quiet=quiet, verbose=False)
+        self.line = LiveLine(sys.stderr, quiet=quiet, verbose=False)
         self._lock = threading.Lock()
         self._began_s = self._shown_s = time.monotonic()
         self._num_bytes = 0.0
@@ -200,7 +200,4 @@ class _Progress:
             if now - self._shown_s >= 1 / REFRESH_PER_SECOND:
                 self._shown_s = now
                 done, rate = int(self._num_bytes), int(self._num_bytes / (now - self._began_s))
-                self._line.say(f"{size(done)} of {size(self._plan.missing_bytes)}, {size(rate)}/s")
-
-    def end(self) -> None:
-        self._line.end()
+                self.line.say(f"{size(done)} of {size(self._plan.missing_bytes)}, {size(rate)}/s")

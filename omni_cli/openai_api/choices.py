@@ -1,4 +1,4 @@
-"""The choices of a chat's answer, put together from the deltas in which they come, or from whole messages."""
+"""The choices of a chat's answer, from the deltas in which they come or from whole messages, and its `usage`."""
 
 from __future__ import annotations
 
@@ -121,3 +121,28 @@ class AnswerChoice:
         reasoning, refusal = "".join(self.reasoning), "".join(self.refusal)
         before, after = f"{reasoning}\0reasoning\0" if reasoning else "", f"\0refusal\0{refusal}" if refusal else ""
         return "".join([before, *self.content, after, *calls])
+
+
+class _Details(msgspec.Struct):
+    audio_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class TokenCounts(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
+
+    @property
+    def audio_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return (details and details.audio_tokens) or 0
+
+    @property
+    def reasoning_tokens(self) -> int:
+        details = self.completion_tokens_details
+        return (details and details.reasoning_tokens) or 0
+
+    @property
+    def text_tokens(self) -> int | None:
+        return None if self.completion_tokens is None else self.completion_tokens - self.audio_tokens

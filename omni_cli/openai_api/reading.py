@@ -12,10 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from omni_cli.core.errors import AnswerError
-from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta
+from omni_cli.openai_api.choices import AnswerChoice, ChoiceDelta, Delta, TokenCounts
 from omni_cli.openai_api.events import EventParser
 from omni_cli.openai_api.sound import SpokenAnswer
-from omni_cli.openai_api.usage import TokenCounts
 
 T = TypeVar("T")
 

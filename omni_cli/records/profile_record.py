@@ -6,6 +6,7 @@ and sizes in bytes, as the names say; a number "per iteration" is the median ove
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,6 +18,11 @@ SCHEMA: Final = "omni.profile/1"
 Limit = Literal["compute", "memory"]
 _AGAIN = "profile again with `omni profile --output-dir DIR`; records must not be edited by hand"
 _KIND = Kind("profile record", SCHEMA, "omni profile --output-dir DIR", _AGAIN)
+
+
+def base_name(name: str) -> str:
+    """Shorten `denoising step 3`, the name of a range or span, to `denoising step`."""
+    return re.sub(r" \d+$", "", name)
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

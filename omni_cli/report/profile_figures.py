@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from omni_cli.records.metrics import E2E
-from omni_cli.records.profile_record import Profile, Span, StageProfile
+from omni_cli.records.profile_record import Profile, Span, StageProfile, base_name
 from omni_cli.report.units import count, get_scale, memory, one_line, quantity
 from omni_cli.report.view import ChartRow, Colour, Figure, Panel, Panels, Rows, Series, Shade, Table
 
@@ -31,7 +30,9 @@ def request_figure(profile: Profile) -> Figure | None:
         spans = [span for span in profile.request if span.track == track]
         bars.append(_bar(track, [span for span in spans if span.depth == 0], scale, strong=True))
         inner = [span for span in spans if 1 <= span.depth <= _MAX_DEPTH]
-        kinds = {kind: [span for span in inner if _base_name(span) == kind] for kind in map(_base_name, inner)}
+        kinds: dict[str, list[Span]] = {}
+        for span in inner:
+            kinds.setdefault(base_name(span.name), []).append(span)
         bars += [
             _bar(kind, of_kind, scale)
             for kind, of_kind in kinds.items()
@@ -153,11 +154,6 @@ def _bar(name: str, spans: Sequence[Span], scale: float, *, strong: bool = False
     times = f"{len(spans)} times, " if len(spans) > 1 else ""
     text = f"{times}{quantity(E2E, sum(span.duration_s for span in spans))}"
     return ChartRow(name, text, bars=parts, colour="accent" if strong else "muted", strong=strong)
-
-
-def _base_name(span: Span) -> str:
-    """Shorten `denoising step 3` to `denoising step`."""
-    return re.sub(r" \d+$", "", span.name)
 
 
 def _share(part: float, whole: float) -> float:

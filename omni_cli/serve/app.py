@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from omni_cli import __version__
 from omni_cli.core.errors import OmniError
@@ -26,6 +25,7 @@ from omni_cli.serve.routes.operations import operation_routes
 from omni_cli.serve.routes.responses import response_routes
 from omni_cli.serve.routes.speech import speech_routes, voice_routes
 from omni_cli.serve.routes.transcriptions import transcription_routes
+from omni_cli.serve.schemas.fields import integral
 from omni_cli.serve.service import Service
 from omni_cli.serve.video_jobs import VideoJobs
 
@@ -59,13 +59,8 @@ class _API(FastAPI):
             for unused in ("HTTPValidationError", "ValidationError"):
                 document["components"]["schemas"].pop(unused, None)
             # FastAPI has bounds as floats, and the seed's would be read as another number.
-            self.openapi_schema = json.loads(json.dumps(document), parse_float=_exact)
+            self.openapi_schema = json.loads(json.dumps(document), parse_float=lambda number: integral(float(number)))
         return super().openapi()
-
-
-def _exact(number: str) -> float:
-    value = float(number)
-    return int(value) if value.is_integer() else value
 
 
 def create_app(service: Service, videos: VideoJobs | None = None) -> RequestMiddleware:
@@ -91,15 +86,9 @@ def _page_routes() -> APIRouter:
     router = APIRouter()
     for path, (name, media_type) in _FILES.items():
         response = Response((_FOLDER / name).read_bytes(), media_type=media_type, headers=_HEADERS)
-        router.add_route(path, _always(response), methods=["GET"], include_in_schema=False)
+        # A response is an ASGI application that sends itself.
+        router.routes.append(Route(path, response, methods=["GET"], include_in_schema=False))
     return router
-
-
-def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(_request: Request) -> Response:
-        return response
-
-    return answer
 
 
 def _answer(request: Request, error: APIError) -> Response:

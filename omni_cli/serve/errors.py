@@ -114,28 +114,25 @@ def queue_full(message: str) -> APIError:
     return APIError(429, f"{message}; try again", code="queue_full", retry_after_s=RETRY_AFTER_S)
 
 
-def api_error(error: OmniError) -> APIError:
-    """Convert a failure of the engine or of a check to a response.
+def as_api_error(failure: BaseException) -> APIError:
+    """Convert any failure to a response; one that is neither the engine's nor a check's is a fault of ours.
 
     The client's mistakes are reported in full; of a server fault only the stage is named.
     """
-    match error:
+    match failure:
+        case APIError():
+            return failure
         case UsageError():
-            return APIError(400, error.in_one_line)
+            return APIError(400, failure.in_one_line)
         case DeadlineError():
-            return APIError(504, error.message, code="deadline_exceeded")
+            return APIError(504, failure.message, code="deadline_exceeded")
         case StageError(request_id=None):
-            return unavailable(f"stage `{error.stage}` has stopped and is being restarted")
+            return unavailable(f"stage `{failure.stage}` has stopped and is being restarted")
         case StageError():
-            return APIError(500, f"stage `{error.stage}` failed on this request", code="stage_failed")
-    return APIError(500, error.message, code="run_failed")
-
-
-def as_api_error(failure: BaseException) -> APIError:
-    """Convert any failure; one that is neither the engine's nor a check's is a fault of ours."""
-    if isinstance(failure, OmniError):
-        return api_error(failure)
-    return failure if isinstance(failure, APIError) else APIError(500, "internal error", code="internal_error")
+            return APIError(500, f"stage `{failure.stage}` failed on this request", code="stage_failed")
+        case OmniError():
+            return APIError(500, failure.message, code="run_failed")
+    return APIError(500, "internal error", code="internal_error")
 
 
 def validation_error(errors: Sequence[ErrorDetails], known: Sequence[str], body: object) -> APIError:

@@ -147,7 +147,7 @@ class AccessLog:
         failed = exchange.error is not None
         if not failed and (self._only_failures or exchange.path in PROBES):
             return
-        self._write(
+        self.event(
             "request",
             request_id=exchange.request_id,
             client=exchange.client,
@@ -161,16 +161,13 @@ class AccessLog:
             **exchange.notes,
         )
 
-    def event(self, event: str, **fields: object) -> None:
-        """Log an event: the engine's start, loss and restart, the server's end."""
-        self._write(event, **fields)
-
     def failure(self, exchange: Exchange, error: BaseException, details: str | None = None) -> None:
         """Log a fault of the server with everything known about it."""
         trace = "".join(traceback.format_exception(error))
-        self._write("failure", request_id=exchange.request_id, traceback=trace, details=details)
+        self.event("failure", request_id=exchange.request_id, traceback=trace, details=details)
 
-    def _write(self, event: str, **fields: object) -> None:
+    def event(self, event: str, **fields: object) -> None:
+        """Log an event: a request's end, the engine's start, loss and restart, the server's end."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         stream = self._stream or sys.stderr
         # The server continues if nobody reads the log any more, or its disk is full.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -48,19 +48,15 @@ class Metrics:
         self.restarts = self._counter("omni_stage_restarts", "Restarts of a stage.", "stage")
         self._requests = self._counter("omni_requests", "Answered requests.", "path", "status")
         self._errors = self._counter("omni_errors", "Failed requests by kind.", "kind")
-        self._duration = self._seconds("omni_request_duration_seconds", "From arrival to the last byte.", "path")
-        text = self._seconds("omni_time_to_first_token_seconds", "From arrival to the first text sent.", "path")
-        audio = self._seconds("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
+        self._duration = self._histogram("omni_request_duration_seconds", "From arrival to the last byte.", "path")
+        text = self._histogram("omni_time_to_first_token_seconds", "From arrival to the first text sent.", "path")
+        audio = self._histogram("omni_time_to_first_audio_seconds", "From arrival to the first audio sent.", "path")
         self.first_sent = {"ttft_s": text, "ttfp_s": audio}
-        self.real_time_factor = Histogram(
-            "omni_real_time_factor",
-            "Seconds of work per second of speech.",
-            ["path"],
-            buckets=_RATIOS,
-            registry=self.registry,
+        self.real_time_factor = self._histogram(
+            "omni_real_time_factor", "Seconds of work per second of speech.", "path", _RATIOS
         )
-        self._stage_latency = self._seconds("omni_stage_latency_seconds", "Time of a request in a stage.", "stage")
-        self._stage_ttft = self._seconds("omni_stage_time_to_first_token_seconds", "Until its first token.", "stage")
+        self._stage_latency = self._histogram("omni_stage_latency_seconds", "Time of a request in a stage.", "stage")
+        self._stage_ttft = self._histogram("omni_stage_time_to_first_token_seconds", "Until its first token.", "stage")
         self._prompt_tokens = self._counter("omni_prompt_tokens", "Input tokens.", "stage")
         self._tokens = self._counter("omni_generation_tokens", "Output tokens.", "stage")
         self._steps = self._counter("omni_denoising_steps", "Denoising steps of requests.", "stage")
@@ -133,8 +129,8 @@ class Metrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
-    def _seconds(self, name: str, text: str, label: str) -> Histogram:
-        return Histogram(name, text, [label], buckets=_SECONDS, registry=self.registry)
+    def _histogram(self, name: str, text: str, label: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, text, [label], buckets=buckets, registry=self.registry)
 
 
 class _DeviceEnergy:

@@ -73,7 +73,16 @@ class RequestMiddleware:
             raise RuntimeError(f"cannot serve {scope['type']}")
         route = next((path for pattern, path in self._paths if pattern.match(scope["path"])), "other")
         exchange = Exchange.begin(scope, self._limits.timeout_s, route)
-        reply = _Reply(send, exchange)
+
+        async def reply(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                MutableHeaders(scope=message).update({REQUEST_ID: exchange.request_id, **exchange.headers})
+            elif message["type"] == "http.response.body":
+                exchange.sent_bytes += len(message.get("body", b""))
+            await send(message)
+            exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+
         handle = self._cors if self._sites.allows(Headers(scope=scope).get("origin")) else self._handle
         try:
             await handle(scope, receive, reply)
@@ -194,23 +203,6 @@ class RequestMiddleware:
             for task in (routes, gone):
                 task.cancel()
             await asyncio.gather(routes, gone, return_exceptions=True)  # failures have been reported by then
-
-
-class _Reply:
-    """`send`, recording what is sent; the first message gets the request's id."""
-
-    def __init__(self, send: Send, exchange: Exchange) -> None:
-        self._send = send
-        self._exchange = exchange
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._exchange.status = message["status"]
-            MutableHeaders(scope=message).update({REQUEST_ID: self._exchange.request_id, **self._exchange.headers})
-        elif message["type"] == "http.response.body":
-            self._exchange.sent_bytes += len(message.get("body", b""))
-        await self._send(message)
-        self._exchange.is_answered = message["type"] == "http.response.body" and not message.get("more_body", False)
 
 
 async def _discard(receive: Receive, cap: int) -> None:

@@ -8,7 +8,7 @@ import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import h11
 import uvicorn
@@ -23,7 +23,7 @@ from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.listener import BACKLOG
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import Engine, EngineState, Supervisor
+from omni_cli.serve.supervisor import Engine, Supervisor
 from omni_cli.serve.video_jobs import VideoJobs, VideoStore
 from omni_cli.serve.voice_store import VoiceStore
 
@@ -34,6 +34,7 @@ _STALLED_S, _STALLED_LOOKS = 1.0, 5
 # Longer than clients keep an idle connection, because closing one under an arriving request is an error to the client.
 _KEEP_ALIVE_S = 75
 _LOGGERS = ("uvicorn.error", "asyncio")
+Store = TypeVar("Store", VideoStore, VoiceStore)
 
 
 class _Uvicorn(uvicorn.Server):
@@ -92,12 +93,17 @@ class Server:
         self._log = log
         metrics = Metrics(settings.limits.max_requests)
         self.supervisor = Supervisor(engine, on_log_event=log.event, metrics=metrics)
-        self.service = Service(config, self.supervisor, settings, metrics, log, self._open_voices())
+        folder, limits = settings.voices_dir, settings.limits
+        voices = None if folder is None else self._open(VoiceStore(folder, limits.max_voices), "voice_unreadable")
+        self.service = Service(config, self.supervisor, settings, metrics, log, voices)
         self._meter = open_meter()
         if self._meter.sources:
             metrics.watch_energy(self._meter)
         metrics.watch_stages(lambda: self.supervisor.stages)
-        self._videos = self._open_videos() if "video" in self.service.modalities else None
+        self._videos: VideoJobs | None = None
+        if "video" in self.service.modalities:
+            store = self._open(VideoStore(settings.output_dir, limits), "video_unreadable")
+            self._videos = VideoJobs(self.service, store)
         self.app = create_app(self.service, self._videos)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -116,19 +122,10 @@ class Server:
             )
         )
 
-    def _open_videos(self) -> VideoJobs:
-        store = VideoStore(self._settings.output_dir, self._settings.limits)
+    def _open(self, store: Store, unreadable: str) -> Store:
+        """Open a store, and log the names of records that it cannot read as events `unreadable`."""
         for name in store.open():
-            self._log.event("video_unreadable", file=name)
-        return VideoJobs(self.service, store)
-
-    def _open_voices(self) -> VoiceStore | None:
-        folder = self._settings.voices_dir
-        if folder is None:
-            return None
-        store = VoiceStore(folder, self._settings.limits.max_voices)
-        for name in store.open():
-            self._log.event("voice_unreadable", file=name)
+            self._log.event(unreadable, file=name)
         return store
 
     async def run(
@@ -161,7 +158,7 @@ class Server:
             await self._end(serving, loading)
 
     async def _end(self, serving: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
-        was_serving = self.supervisor.state is not EngineState.STARTING
+        was_serving = self.supervisor.state != "starting"
         if was_serving:
             self._log.event("draining", timeout_s=self._settings.drain_timeout_s)
         self.service.drain()

@@ -37,7 +37,7 @@ from omni_cli.serve.limits import Limits, ServerSettings
 from omni_cli.serve.media import MediaDecoder, decode_media
 from omni_cli.serve.metrics import Metrics, get_progress
 from omni_cli.serve.schemas.completions import SampledText, constraint
-from omni_cli.serve.supervisor import EngineState, Supervisor
+from omni_cli.serve.supervisor import Supervisor
 from omni_cli.serve.voice_store import VoiceStore
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """True if a request arriving now would be run."""
-        return self.supervisor.state is EngineState.READY and not self.is_draining
+        return self.supervisor.state == "ready" and not self.is_draining
 
     @functools.cached_property
     def _media_threads(self) -> ThreadPoolExecutor:
@@ -208,7 +208,7 @@ class Service:
         """Raise `APIError` (503) for work that nobody waits for, while it could not be run."""
         if not self.is_ready:
             self.supervisor.check_ready()
-            raise unavailable(f"the engine is {self.supervisor.state.value}")
+            raise unavailable(f"the engine is {self.supervisor.state}")
 
     def check_prompt_length(self, num_chars: int) -> None:
         """Check cheaply before the tokenizer's exact check."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from omni_cli.core.errors import OmniError, StageError
 from omni_cli.requests.outputs import Event, GenerateRequest, StageFailed, StageInfo
@@ -42,15 +41,8 @@ class Engine(Protocol):
     def failed_stages(self) -> Mapping[str, StageError]: ...
 
 
-class EngineState(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    ASLEEP = "asleep"
-    STOPPED = "stopped"
-
-
-_LOADED_STATES = (EngineState.READY, EngineState.ASLEEP)
+EngineState = Literal["starting", "ready", "restarting", "asleep", "stopped"]
+_LOADED_STATES = ("ready", "asleep")
 
 
 class Supervisor:
@@ -64,7 +56,7 @@ class Supervisor:
         self._engine = engine
         self._log = on_log_event
         self._metrics = metrics
-        self._state = EngineState.STARTING
+        self._state: EngineState = "starting"
         self._tasks: dict[str, asyncio.Task[None]] = {}
         # One at a time: stages that share a device check for free memory while they load.
         self._restarting = asyncio.Lock()
@@ -89,11 +81,11 @@ class Supervisor:
     @property
     def is_asleep(self) -> bool:
         """True from `begin_sleep` until all stages are awake again."""
-        return self._state is EngineState.ASLEEP
+        return self._state == "asleep"
 
     @property
     def state(self) -> EngineState:
-        return EngineState.RESTARTING if self.failed_stages else self._state
+        return "restarting" if self.failed_stages else self._state
 
     async def start(self, on_event: Callable[[Event], None]) -> None:
         """Load all stages; raises `OmniError` if that fails, since another attempt would fail as well."""
@@ -106,13 +98,13 @@ class Supervisor:
                     self._tasks[event.name] = asyncio.create_task(self._bring_back(event.name))
 
         await self._engine.start(handle)
-        self._state = EngineState.READY
-        self._metrics.ready.set_function(lambda: self.state is EngineState.READY)
+        self._state = "ready"
+        self._metrics.ready.set_function(lambda: self.state == "ready")
         self._log("engine_ready", stages={stage.name: round(stage.load_s, 3) for stage in self.stages})
 
     async def close(self) -> None:
         """Stop the engine and all its processes."""
-        self._state = EngineState.STOPPED
+        self._state = "stopped"
         tasks = [*self._tasks.values(), *([self._falling_asleep] if self._falling_asleep else [])]
         for task in tasks:
             task.cancel()
@@ -135,9 +127,9 @@ class Supervisor:
 
     def check_ready(self) -> None:
         """Raise `APIError` (503) while requests are refused."""
-        if self._state is not EngineState.READY:
+        if self._state != "ready":
             hint = "; `POST /wake_up` wakes it" if self.is_asleep else ""
-            raise unavailable(f"the engine is {self._state.value}{hint}")
+            raise unavailable(f"the engine is {self._state}{hint}")
 
     def begin_sleep(self, level: int) -> None:
         """Refuse requests from now on; raises `UsageError` if the engine cannot sleep at this level."""
@@ -145,7 +137,7 @@ class Supervisor:
         if not self.is_asleep:
             self.check_ready()
             self._sleep_level = level
-        self._state = EngineState.ASLEEP
+        self._state = "asleep"
 
     def sleep(self) -> Awaitable[None]:
         """After `begin_sleep`, wait for requests that run, and put all stages to sleep.
@@ -166,7 +158,7 @@ class Supervisor:
         """Put back what vLLM's `tags` name, by default all; return True if the engine takes requests again."""
         async with self._switching:
             if self.is_asleep and await self._engine.wake_up(tags):
-                self._state = EngineState.READY
+                self._state = "ready"
             return not self.is_asleep
 
     async def _bring_back(self, name: str) -> None:

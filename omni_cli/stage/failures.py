@@ -281,3 +281,9 @@ def summary(error: Exception) -> str:
     """Summarize an exception in one line, with its type if the text is short, as a `KeyError`'s is."""
     text = " ".join(str(error).split())
     return text if len(text) > 10 else f"{type(error).__name__}: {text}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the class of an error and the first line of its message."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
+    return f"{type(error).__name__}: {text}"

@@ -8,7 +8,7 @@ import torch
 
 from omni_cli.backends.diffusers import weights
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 
 STEPS = 4
@@ -18,13 +18,13 @@ def images(folder, **keys) -> tuple[list[np.ndarray], dict[str, float]]:
     stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, height=64, width=64, **keys)
     executor = DiffusersPipelineExecutor(stage, str(folder), "bfloat16", "cuda")
     requests = tuple(DiffusionRequest(str(seed), "a cat", seed=seed) for seed in (1, 2))
-    outputs = executor.execute_model(DiffusionSchedulerOutput(requests)).outputs
+    outputs = executor.execute_model(requests)
     for output in outputs:
         if output.error is not None:
             raise output.error
     counters = dict(executor.execution_counters)
     executor.shutdown()
-    return [output.pixels for output in outputs], counters
+    return [output.images[0] for output in outputs], counters
 
 
 def test_a_graph_over_compiled_blocks_makes_the_images_of_the_compiled_blocks(folders):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 
 STEPS = 4
@@ -25,7 +25,7 @@ def start(folder, **settings) -> DiffusersPipelineExecutor:
 
 
 def run(executor, *requests: DiffusionRequest) -> list[DiffusionOutput]:
-    outputs = list(executor.execute_model(DiffusionSchedulerOutput(requests)).outputs)
+    outputs = list(executor.execute_model(requests))
     for output in outputs:
         if output.error is not None:
             raise output.error
@@ -40,7 +40,7 @@ def predictions(executor, module, request: DiffusionRequest) -> tuple[np.ndarray
     )
     (output,) = run(executor, request)
     hook.remove()
-    return output.pixels, seen
+    return output.images[0], seen
 
 
 @pytest.mark.parametrize("model", REQUESTS)
@@ -110,7 +110,7 @@ def test_graphs_that_nobody_asked_for_end_with_a_failed_capture(folders):
     assert executor.effective["execution"] == "compile"
     assert "captur" in executor.effective["execution_reason"]
     (after,) = run(executor, DiffusionRequest("after", "a red cat", seed=1))
-    assert np.abs(after.pixels.astype(int) - before.pixels.astype(int)).max() <= 12
+    assert np.abs(after.images[0].astype(int) - before.images[0].astype(int)).max() <= 12
     executor.shutdown()
 
 
@@ -124,7 +124,7 @@ def test_graphs_do_not_outlive_the_weights_that_they_read(folders, level):
     occupied = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
     executor.wake_up()
     (after,) = run(executor, request)
-    np.testing.assert_array_equal(after.pixels, before.pixels)
+    np.testing.assert_array_equal(after.images[0], before.images[0])
     del occupied
     executor.shutdown()
 
@@ -135,7 +135,7 @@ def test_async_copies_bring_the_same_images_in_order_and_pinned(folders):
     for output_copy in ("sync", "async"):
         executor = start(folders["qwen_image"], output_copy=output_copy)
         ready: list[DiffusionOutput] = []
-        executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_output=ready.append)
+        executor.execute_model(tuple(requests), on_output=ready.append)
         assert [output.request_id for output in ready] == ["0", "1", "2", "3"]
         made[output_copy] = run(executor, *requests)
         counters = executor.execution_counters
@@ -145,4 +145,4 @@ def test_async_copies_bring_the_same_images_in_order_and_pinned(folders):
         assert all(output.times.vae_decode_s > 0 for output in made[output_copy])
         executor.shutdown()
     for one, other in zip(made["sync"], made["async"], strict=True):
-        np.testing.assert_array_equal(one.pixels, other.pixels)
+        np.testing.assert_array_equal(one.images[0], other.images[0])

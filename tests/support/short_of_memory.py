@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.config.schema import DiffusionStageConfig
 
 _ROOM_BYTES = 96 << 20
@@ -21,11 +21,11 @@ def answer(model: str) -> dict[str, object]:
 
     def make(size: int) -> dict[str, object]:
         request = DiffusionRequest("0", "a red cat", height=size, width=size, num_inference_steps=2)
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = executor.execute_model((request,))
         if output.error is not None:
             return {"error": output.error.message, "hint": output.error.hint}
-        assert output.pixels is not None
-        return {"sum": int(output.pixels.sum())}
+        assert output.images
+        return {"sum": int(output.images[0].sum())}
 
     first = make(64)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from omni_cli.backends.diffusers.messages import describe_failure
 from omni_cli.backends.diffusers.pipeline_run import PendingOutputs, PipelineRunner
-from omni_cli.backends.diffusers.requests import (
-    DiffusionOutput,
-    DiffusionRequest,
-    DiffusionSchedulerOutput,
-    batch_key,
-)
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, batch_key
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import OmniError
 
@@ -37,6 +32,7 @@ class _Called:
     error: OmniError | None
 
 
+@dataclass
 class BatchRun:
     """Runs groups of requests, each in one pipeline call, and finishes every request with one output.
 
@@ -44,25 +40,14 @@ class BatchRun:
     called after a pipeline raised something other than an `OmniError`.
     """
 
-    def __init__(
-        self,
-        runner: PipelineRunner,
-        config: DiffusionStageConfig,
-        *,
-        is_aborted: Callable[[DiffusionRequest], bool],
-        agree: Callable[[bool], bool] = bool,
-        on_failure: Callable[[], None],
-        on_step: OnStep | None,
-        finish: OnOutput,
-    ) -> None:
-        self._runner = runner
-        self._config = config
-        self._is_aborted = is_aborted
-        self._agree = agree
-        self._on_failure = on_failure
-        self._on_step = on_step
-        self._finish = finish
-        self._under_way: _Called | None = None
+    runner: PipelineRunner
+    config: DiffusionStageConfig
+    is_aborted: Callable[[DiffusionRequest], bool]
+    on_failure: Callable[[], None]
+    on_step: OnStep | None
+    finish: OnOutput
+    agree: Callable[[bool], bool] = bool
+    _under_way: _Called | None = None
 
     def run(self, groups: Iterable[Group]) -> None:
         for group in groups:
@@ -77,30 +62,30 @@ class BatchRun:
             self._finish_if_ready()
             if self._is_unwanted(group):
                 raise _AllAborted
-            if self._on_step is not None:
+            if self.on_step is not None:
                 for request in group:
-                    self._on_step(request.request_id, done, total)
+                    self.on_step(request.request_id, done, total)
 
         outputs, error, is_unwanted = None, None, False
         try:
             # Also before the first step: a request may have been aborted while it waited for its batch.
             is_unwanted = self._is_unwanted(group)
             if not is_unwanted:
-                outputs = self._runner.run(group, step)
+                outputs = self.runner.run(group, step)
         except _AllAborted:
             is_unwanted = True
         except Exception as raised:  # noqa: BLE001 - pipelines raise anything; it becomes the requests' error
             error = self._error(raised, group)
-        return _Called(group, [is_unwanted or self._is_aborted(request) for request in group], outputs, error)
+        return _Called(group, [is_unwanted or self.is_aborted(request) for request in group], outputs, error)
 
     def _is_unwanted(self, group: Group) -> bool:
-        return self._agree(all(self._is_aborted(request) for request in group))
+        return self.agree(all(self.is_aborted(request) for request in group))
 
     def _error(self, raised: Exception, group: Group) -> OmniError:
         if isinstance(raised, OmniError):
             return raised
-        error = describe_failure(raised, self._config, group, has_denoised=self._runner.has_denoised)
-        self._on_failure()
+        error = describe_failure(raised, self.config, group, has_denoised=self.runner.has_denoised)
+        self.on_failure()
         return error
 
     def _finish_if_ready(self) -> None:
@@ -120,11 +105,11 @@ class BatchRun:
                 error = self._error(raised, called.group)
         for index, (request, is_aborted) in enumerate(zip(called.group, called.aborted, strict=True)):
             if is_aborted:
-                self._finish(DiffusionOutput(request.request_id, "abort"))
+                self.finish(DiffusionOutput(request.request_id, "abort"))
             elif error is not None:
-                self._finish(DiffusionOutput(request.request_id, "error", error=error))
+                self.finish(DiffusionOutput(request.request_id, "error", error=error))
             else:
-                self._finish(outputs[index])
+                self.finish(outputs[index])
 
 
 class DiffusionScheduler:
@@ -144,15 +129,15 @@ class DiffusionScheduler:
         """Queue a resolved request."""
         self._waiting[request.request_id] = (batch_key(request), request)
 
-    def schedule(self) -> DiffusionSchedulerOutput | None:
-        """Take the next batch; None if nothing waits."""
+    def schedule(self) -> tuple[DiffusionRequest, ...] | None:
+        """Take the next batch, oldest request first; None if nothing waits."""
         if not self._waiting:
             return None
         oldest_key, _ = next(iter(self._waiting.values()))
         alike = [request for key, request in self._waiting.values() if key == oldest_key]
         batch = tuple(alike[: self.max_num_seqs])
         self.finish_requests(request.request_id for request in batch)
-        return DiffusionSchedulerOutput(batch)
+        return batch
 
     def finish_requests(self, request_ids: Iterable[str]) -> None:
         """Drop waiting requests; ids of others are ignored."""

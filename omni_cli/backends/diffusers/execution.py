@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omni_cli.backends.diffusers.arguments import grey_media
 from omni_cli.backends.diffusers.memory import empty_cache, synchronize
 from omni_cli.backends.diffusers.parallel import faster_attention, find_denoiser, use_attention
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.execution.ranges import mark
 from omni_cli.config.schema import DiffusionStageConfig, Execution
 from omni_cli.config.stage_keys import CACHES_BETWEEN_BLOCKS, SECOND_DENOISER, notes_on
@@ -252,7 +252,7 @@ def _call(executor: Any, adapter: str | None) -> None:
         wanted = DiffusionRequest(_REQUEST_ID, prompt, num_inference_steps=2, conditions=media, lora=adapter)
         request = executor.resolve(wanted)
         with mark("warm-up"):
-            (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+            (output,) = executor.execute_model((request,))
         if not isinstance(output.error, InputError):
             break
     if output.error is not None:

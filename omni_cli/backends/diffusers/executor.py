@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.backends.diffusers.arguments import foreign_arguments, resolve_request, stage_for
@@ -29,10 +30,8 @@ from omni_cli.backends.diffusers.outputs import get_sample_rate, makes_sound
 from omni_cli.backends.diffusers.parallel import Rank, check_attention, get_sharing, start_sharing, stop_sharing
 from omni_cli.backends.diffusers.pipeline_run import PipelineRunner
 from omni_cli.backends.diffusers.requests import (
-    DiffusionModelOutput,
     DiffusionOutput,
     DiffusionRequest,
-    DiffusionSchedulerOutput,
 )
 from omni_cli.backends.diffusers.step_cache import StepCaches, check_package
 from omni_cli.backends.diffusers.weights import PipelineAdapters
@@ -91,8 +90,6 @@ class DiffusersPipelineExecutor:
         self.model = model
         # TF32 multiplies float32 weights.
         self.dtype = dtype if config.precision is None else config.precision.replace("tf32", "float32")
-        self.trust_remote_code = trust_remote_code
-        self.unused_parts = unused_parts
         self._rank = rank or Rank()
         self.device = device or choose_device(config, self._rank.number)
         check_accelerator(config, self.device)
@@ -103,7 +100,9 @@ class DiffusersPipelineExecutor:
 
             use_precision(config.precision, stage=config.name, device=self.device)
         self.prompt_cache_bytes = prompt_cache_bytes
-        self._make_pipeline = make_pipeline
+        self._make_pipeline = make_pipeline or partial(
+            load_pipeline, model, self.dtype, config, trust_remote_code=trust_remote_code, unused_parts=unused_parts
+        )
         self.is_sleeping = False
         self._busy = threading.Lock()
         self._closing = threading.Event()
@@ -128,11 +127,7 @@ class DiffusersPipelineExecutor:
         from omni_cli.backends.diffusers.description import described_pipeline
         from omni_cli.backends.execution.precision import get_precision
 
-        if self._make_pipeline is None:
-            code, unused = self.trust_remote_code, self.unused_parts
-            pipeline = load_pipeline(self.model, self.dtype, self.config, trust_remote_code=code, unused_parts=unused)
-        else:
-            pipeline = self._make_pipeline()
+        pipeline = self._make_pipeline()
         self.call = described_pipeline(pipeline)
         self.dropped_arguments += foreign_arguments(self.config, self.call)
         self.config = stage_for(self.call, self.config)
@@ -216,17 +211,16 @@ class DiffusersPipelineExecutor:
 
     def execute_model(
         self,
-        scheduler_output: DiffusionSchedulerOutput,
+        requests: Sequence[DiffusionRequest],
         on_step: OnStep | None = None,
         on_output: OnOutput | None = None,
-    ) -> DiffusionModelOutput:
-        """Run one batch to its end.
+    ) -> tuple[DiffusionOutput, ...]:
+        """Run one batch, whose requests have the same `batch_key`, to its end.
 
         Returns one output per request, in order; `on_output` gets each as soon as it is complete. If a request fails,
         its output has the `error` (`InputError`, `StageError`), and the others continue. Raises `StageError` if nothing
         can run: asleep, shut down or failed.
         """
-        requests = scheduler_output.requests
         with self._busy:
             self._check_ready()
             self._current = frozenset(request.request_id for request in requests)
@@ -252,7 +246,7 @@ class DiffusersPipelineExecutor:
             finally:
                 self._current = frozenset()
                 self._aborted.clear()
-        return DiffusionModelOutput(tuple(outputs[request.request_id] for request in requests))
+        return tuple(outputs[request.request_id] for request in requests)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests of the running batch at their next step; ids that are not in it are ignored."""

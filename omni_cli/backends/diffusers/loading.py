@@ -16,6 +16,7 @@ from omni_cli.checkpoints.files import MODULAR_INDEX, Component, index_file, rea
 from omni_cli.checkpoints.shards import lacking
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, OmniError
+from omni_cli.stage.failures import first_line
 
 if TYPE_CHECKING:
     from omni_cli.backends.diffusers.description import ModularAdapter
@@ -69,7 +70,7 @@ def load_pipeline(
         is_import = isinstance(error, ImportError)
         hint = "install the package that it names" if is_import else "check that the folder is complete"
         raise CheckpointError(
-            f"cannot load a pipeline from {model}: {type(error).__name__}: {_first_line(error)}",
+            f"cannot load a pipeline from {model}: {first_line(error)}",
             hint=hint,
         ) from error
     pipeline.set_progress_bar_config(disable=True)
@@ -171,10 +172,6 @@ def _check_folder(folder: Path, config: DiffusionStageConfig, trust_remote_code:
         named = ", ".join(f"`{part}`" for part in sorted(missing))
         raise CheckpointError(f"{folder} is not complete: no folder {named}")
     return parts
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
 
 
 @contextmanager

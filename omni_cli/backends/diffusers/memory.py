@@ -281,7 +281,7 @@ class PromptCache:
             result = self._encode_prompt(*args, **kwargs)
         if key is not None:
             self._entries[key] = (result, [tensor._version for tensor in _tensors(result)])
-        while self._num_bytes() > self._max_bytes:
+        while sum(tensor.nbytes for held, _ in self._entries.values() for tensor in _tensors(held)) > self._max_bytes:
             del self._entries[next(iter(self._entries))]
         return result
 
@@ -298,9 +298,6 @@ class PromptCache:
             return freeze(plain)
         except TypeError:
             return None
-
-    def _num_bytes(self) -> int:
-        return sum(tensor.nbytes for result, _ in self._entries.values() for tensor in _tensors(result))
 
 
 def _tensors(result: Any) -> Iterator[Any]:

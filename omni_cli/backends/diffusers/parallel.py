@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.config.stage_keys import DENOISERS
@@ -23,7 +23,6 @@ from omni_cli.core.compat.libraries import prepare_libraries
 from omni_cli.core.compat.parallel_on_cpu import one_device_at_least
 from omni_cli.core.errors import StageError, UsageError
 from omni_cli.core.text import suggest
-from omni_cli.requests.outputs import GenerateRequest
 from omni_cli.stage.failures import as_failure
 from omni_cli.stage.messages import (
     AbortRequest,
@@ -35,7 +34,7 @@ from omni_cli.stage.messages import (
     decode_command,
     encode,
 )
-from omni_cli.stage.protocol import StageSpec
+from omni_cli.stage.protocol import Stage, StageSpec
 
 Parts = Mapping[str, type[Any]]
 """The classes of a pipeline's models, by the names of its components."""
@@ -214,21 +213,7 @@ def find_denoiser(pipeline: Any) -> Any | None:
     return None
 
 
-class FollowingStage(Protocol):
-    """A stage on a rank other than 0."""
-
-    def add(self, request: GenerateRequest) -> None: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> list[Report]: ...
-
-    def sleep(self, level: int) -> bool: ...
-
-    def wake_up(self, tags: Sequence[str] | None) -> bool: ...
-
-
-LoadStage: TypeAlias = Callable[[StageSpec, Callable[[Report], None], Rank], FollowingStage]
+LoadStage: TypeAlias = Callable[[StageSpec, Callable[[Report], None], Rank], Stage]
 
 
 @dataclass(frozen=True)
@@ -287,9 +272,7 @@ class Ranks:
     def finish_step(self, *, failed: bool) -> None:
         """Wait for the others; raises `StageError` if one of them failed otherwise than rank 0 did."""
         self._settled.set()
-        for answer in [self._answers.get() for _ in self._processes]:
-            if answer.ended or bool(answer.failure) != failed:
-                raise self._error(answer)
+        self._wait(failed=failed)
 
     def close(self) -> None:
         """End the processes."""
@@ -298,10 +281,10 @@ class Ranks:
             process.kill()
             process.join()
 
-    def _wait(self) -> None:
-        """Wait until the others have loaded; raises the `StageError` of one that could not."""
+    def _wait(self, *, failed: bool = False) -> None:
+        """Wait until the others have loaded, or ended a step; raises the `StageError` of one that did otherwise."""
         for answer in [self._answers.get() for _ in self._processes]:
-            if answer.ended or answer.failure:
+            if answer.ended or bool(answer.failure) != failed:
                 raise self._error(answer)
 
     def _decide(self, decision: bool) -> bool:
@@ -370,7 +353,7 @@ def _run_rank(
         os._exit(1)
 
 
-def _follow(pipe: Connection, stage: FollowingStage) -> None:
+def _follow(pipe: Connection, stage: Stage) -> None:
     while True:
         raw = pipe.recv_bytes()
         if raw == _STEP:

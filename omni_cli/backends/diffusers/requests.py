@@ -129,27 +129,3 @@ class DiffusionOutput:
     times: DiffusionTimes | None = None
     error: OmniError | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def pixels(self) -> np.ndarray | None:
-        """The image of a request that makes one."""
-        return next(iter(self.images), None)
-
-    @property
-    def samples(self) -> np.ndarray | None:
-        """The audio of a request that makes one."""
-        return next(iter(self.sounds), None)
-
-
-@dataclass(frozen=True)
-class DiffusionSchedulerOutput:
-    """One batch, oldest request first; all its requests have the same `batch_key`."""
-
-    requests: tuple[DiffusionRequest, ...]
-
-
-@dataclass(frozen=True)
-class DiffusionModelOutput:
-    """The outputs of one batch, in the batch's order."""
-
-    outputs: tuple[DiffusionOutput, ...]

@@ -102,12 +102,8 @@ class DiffusersStage:
     @property
     def settings(self) -> dict[str, object]:
         effective = self.executor.effective
-        return {
-            "batching": effective["batching"],
-            "execution": effective["execution"],
-            "output_copy": effective["output_copy"],
-            "max_num_seqs": self.scheduler.max_num_seqs,
-        }
+        read_back = {name: effective[name] for name in ("batching", "execution", "output_copy")}
+        return {**read_back, "max_num_seqs": self.scheduler.max_num_seqs}
 
     @property
     def execution_counters(self) -> dict[str, float]:
@@ -174,7 +170,7 @@ class DiffusersStage:
         if self.ranks is not None:
             self.ranks.start_step()
         last: list[Report] = []
-        num_running = len(batch.requests)
+        num_running = len(batch)
 
         def finish(output: DiffusionOutput) -> None:
             nonlocal num_running
@@ -183,9 +179,9 @@ class DiffusersStage:
                 # A request does not wait for those that run after it.
                 (self.emit if num_running else last.append)(report)
 
-        result = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
+        outputs = self.executor.execute_model(batch, on_step=self._on_step, on_output=finish)
         if self.ranks is not None:
-            self.ranks.finish_step(failed=any(output.error is not None for output in result.outputs))
+            self.ranks.finish_step(failed=any(output.error is not None for output in outputs))
         return last
 
     def _on_step(self, request_id: str, done: int, total: int) -> None:
@@ -218,10 +214,7 @@ class DiffusersStage:
         trace = {
             "latency_s": ended_s - waiting.added_s,
             "num_inference_steps": waiting.request.num_inference_steps,
-            "text_encode_s": output.times.text_encode_s,
-            "vae_encode_s": output.times.vae_encode_s,
-            "denoise_step_s": output.times.denoise_step_s,
-            "vae_decode_s": output.times.vae_decode_s,
+            **{part: seconds for part, seconds in vars(output.times).items() if part != "total_s"},
             "encode_s": ended_s - began_s if videos else None,
         }
         if videos:

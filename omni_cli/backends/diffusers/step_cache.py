@@ -85,7 +85,9 @@ class StepCaches:
             if not hooks:
                 model.disable_cache()
                 raise _refusal(self._config, f"it finds none of its modules in {type(model).__name__}")
-            if cache.method == "first_block" and len({_returns_text(hook) for hook in hooks}) > 1:
+            # Some blocks return the text's state, too; diffusers subtracts first from last.
+            places = (hook._metadata.return_encoder_hidden_states_index for hook in hooks)
+            if cache.method == "first_block" and len({place is not None for place in places}) > 1:
                 model.disable_cache()
                 raise _refusal(self._config, f"blocks of {type(model).__name__} return different things")
             for hook in hooks:
@@ -208,11 +210,6 @@ def _check_contexts(config: DiffusionStageConfig, pipeline_class: type[Any]) -> 
 def _hooks_in(model: Any) -> Iterable[Any]:
     registries = [module._diffusers_hook for module in model.modules() if hasattr(module, "_diffusers_hook")]
     return (hook for registry in registries for hook in registry.hooks.values())
-
-
-def _returns_text(hook: Any) -> bool:
-    """True if the block of the hook returns the text's state, too; diffusers subtracts first from last."""
-    return hook._metadata.return_encoder_hidden_states_index is not None
 
 
 def _refusal(config: DiffusionStageConfig, why: str, hint: str | None = None) -> UsageError:

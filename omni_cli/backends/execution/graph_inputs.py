@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -19,8 +18,8 @@ def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
     """Return the key that two calls must share to share a graph; append the tensors in `value` to `tensors`.
 
     Tensors count by shape, strides, dtype and device, everything else by its value. Raises `UnsupportedError`, without
-    the argument's name (see `named_leaves`), for anything but tensors, numbers, strings, None, dtypes, devices, lists,
-    tuples and dicts.
+    the argument's name (see `argument_leaves`), for anything but tensors, numbers, strings, None, dtypes, devices,
+    lists, tuples and dicts.
     """
     if isinstance(value, torch.Tensor):
         tensors.append(value)
@@ -37,25 +36,15 @@ def graph_key(value: object, tensors: list[torch.Tensor]) -> Hashable:
     raise UnsupportedError(f"a {type(value).__name__}, which a CUDA graph can neither copy nor compare")
 
 
-def with_tensors(value: Any, replacement: Iterator[torch.Tensor]) -> Any:
-    """Replace the tensors in `value`, in the order of `graph_key`, by the next ones of `replacement`."""
-    return _pytree.tree_map_only(torch.Tensor, lambda _: next(replacement), value)
-
-
-def named_leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
-    """Yield every leaf of an argument with its name, such as `img_shapes[0][1]`."""
-    for path, leaf in _pytree.tree_leaves_with_path(value):
-        yield name + _pytree.keystr(path), leaf
-
-
 def argument_leaves(
     parameters: tuple[str, ...], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Iterator[tuple[str, object]]:
-    """Yield every leaf of a call's arguments by name; `parameters` are the names of positional ones."""
-    for index, value in enumerate(args):
-        yield from named_leaves(value, parameters[index] if index < len(parameters) else f"argument {index + 1}")
-    for name, value in kwargs.items():
-        yield from named_leaves(value, name)
+    """Yield every leaf of a call's arguments with its name, such as `img_shapes[0][1]`; `parameters` are the names of
+    positional ones."""
+    names = (*parameters, *(f"argument {index + 1}" for index in range(len(parameters), len(args))))
+    for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+        for path, leaf in _pytree.tree_leaves_with_path(value):
+            yield name + _pytree.keystr(path), leaf
 
 
 def describe_leaf(leaf: object) -> str:

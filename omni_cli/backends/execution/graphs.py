@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from omni_cli.backends.execution.counters import ExecutionCounters
 from omni_cli.backends.execution.graph_inputs import (
@@ -24,10 +24,10 @@ from omni_cli.backends.execution.graph_inputs import (
     describe_leaf,
     graph_key,
     map_tensors,
-    with_tensors,
 )
 from omni_cli.config.schema import Execution
 from omni_cli.core.errors import StageError
+from omni_cli.stage.failures import first_line
 
 
 class OperationWatch(TorchDispatchMode):
@@ -222,7 +222,8 @@ class GraphManager:
             self._release_oldest()
             self._counters.graphs_evicted += 1
         inputs = self._static_inputs(tensors)
-        static_args, static_kwargs = with_tensors((args, kwargs), iter(inputs))
+        following = iter(inputs)  # in the order of `graph_key`
+        static_args, static_kwargs = tree_map_only(torch.Tensor, lambda _: next(following), (args, kwargs))
 
         def run() -> Any:
             return self._forward(*static_args, **static_kwargs)
@@ -313,7 +314,7 @@ class GraphManager:
         raise AssertionError("every argument is supported")
 
     def _capture_error(self, error: Exception) -> StageError:
-        what = str(error) if isinstance(error, UnsupportedError) else _first_line(error)
+        what = str(error) if isinstance(error, UnsupportedError) else first_line(error)
         details = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)
         return self._error(f"cannot capture {type(self._module).__name__}: {what}", details=details)
@@ -329,8 +330,3 @@ class GraphManager:
 
 def _autocast(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-
-
-def _first_line(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no further message")
-    return f"{type(error).__name__}: {text}"

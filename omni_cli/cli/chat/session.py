@@ -23,8 +23,8 @@ from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
-from omni_cli.measure.loadtest.media_files import read_image, read_sound
 from omni_cli.openai_api.client import Client, Outcome
+from omni_cli.openai_api.media import read_image, read_sound
 from omni_cli.openai_api.reading import ChatReader
 from omni_cli.openai_api.routes import Route
 from omni_cli.openai_api.sound import ReceivedSound
@@ -80,10 +80,6 @@ class Conversation(msgspec.Struct):
         """Add the answer, or what there is of one that was stopped."""
         self.parts = []
         self.messages.append({"role": "assistant", "content": text})
-
-    def take_back(self) -> None:
-        """Take back the message that got no answer; its media wait for the next one."""
-        self.messages.pop()
 
     def command(self, line: str) -> str:
         """Run a command; return what to say. Raises `OmniError`, and `Leave`."""
@@ -212,10 +208,10 @@ class Session:
         if said:
             console.print_part("\n")
         if outcome is not None and outcome.failure is not None:
-            conversation.take_back()
+            conversation.messages.pop()  # its media wait for the next one
             raise OmniError(f"{outcome.failure.kind}: {outcome.failure.message}")
         if outcome is None and not said:
-            conversation.take_back()
+            conversation.messages.pop()
         else:
             conversation.add_answer("".join(reader.answer.content))
         if outcome is None:

@@ -121,10 +121,10 @@ class RateFinder:
             raise OmniError(trial.reason, hint="correct the requests: `--model`, `--endpoint`, `--extra-body`")
         if trial.attainment == 0:
             missed = [
-                f"{slo.metric} {'takes' if get_unit(name) == 's' else 'is'} {quantity(name, least)} or more"
-                for slo in parse_slos(tuple(self.options.slo or ()), tuple(COLUMNS))
-                for name in [COLUMNS[slo.metric]]
-                if (least := min(request_values(variant, name), default=0.0)) > slo.limit
+                f"{metric} {'takes' if get_unit(name) == 's' else 'is'} {quantity(name, least)} or more"
+                for metric, limit in parse_slos(tuple(self.options.slo or ()), tuple(COLUMNS)).items()
+                for name in [COLUMNS[metric]]
+                if (least := min(request_values(variant, name), default=0.0)) > limit
             ]
             reason = ", ".join(missed) or "none of them meets all limits"
             raise OmniError(

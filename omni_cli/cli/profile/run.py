@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.core.errors import ExitCode
 from omni_cli.core.files import cannot_write, scratch_folder, write_whole
 from omni_cli.measure.bench.environment import read_environment
-from omni_cli.measure.profiling.build import About, build_profile, read_traces
+from omni_cli.measure.profiling.build import build_profile, read_traces
 from omni_cli.measure.profiling.chrome_trace import merged_trace
 from omni_cli.measure.profiling.session import ProfilingRun, RecordedSession
 from omni_cli.records.profile_record import Profile
@@ -64,8 +64,8 @@ def run_profile(
                 raise stopped
             session = work.result()
             line.say("reading the traces")
-            about = About(command, environment, workload.describe(config), run.num_iters_warmup, TRACE_NAME)
-            profile = _write(session, config, about, output_dir)
+            about = {"command": command, "environment": environment, "workload": workload.describe(config)}
+            profile = _write(session, config, about | {"num_iters_warmup": run.num_iters_warmup}, output_dir)
     finally:
         line.end()
     if options.as_json:
@@ -95,11 +95,11 @@ def _working_folder(output_dir: Path) -> Iterator[Path]:
         raise cannot_write(output_dir, error) from error
 
 
-def _write(session: RecordedSession, config: EngineConfig, about: About, output_dir: Path) -> Profile:
+def _write(session: RecordedSession, config: EngineConfig, about: Mapping[str, object], output_dir: Path) -> Profile:
     """Write the trace, memory snapshots, and last the record, which names them. Raises `OutputError` or `OSError`."""
     traces = read_traces(session)
     snapshots = {stage: f"memory-{stage}.pickle" for stage in session.snapshots}
-    profile = build_profile(session, traces, config, about, snapshots)
+    profile = build_profile(session, traces, config, snapshots, {**about, "trace": TRACE_NAME})
     write_whole(output_dir / TRACE_NAME, merged_trace(session.profiled, traces))
     for stage, path in session.snapshots.items():
         write_whole(output_dir / snapshots[stage], path.read_bytes())

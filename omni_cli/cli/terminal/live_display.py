@@ -7,8 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from omni_cli.cli.terminal import console
 from omni_cli.report.units import duration
@@ -23,22 +22,13 @@ EVERY_S = 30.0
 """Seconds from line to line without a terminal: often enough to see that a job lives, and few lines in its log."""
 
 
-class ProgressMode(Enum):
-    """The format of progress."""
-
-    LIVE = "live"
-    LINES = "lines"
-    FEW_LINES = "few lines"
-    NONE = "none"
-
-
-def progress_mode(stream: TextIO, *, quiet: bool, verbose: bool) -> ProgressMode:
+def progress_mode(stream: TextIO, *, quiet: bool, verbose: bool) -> Literal["live", "lines", "few lines", "none"]:
     """Return the format for `stream`. With `verbose`, libraries log to the terminal, which breaks a live display."""
     if quiet:
-        return ProgressMode.NONE
+        return "none"
     if verbose:
-        return ProgressMode.LINES
-    return ProgressMode.LIVE if stream.isatty() and os.environ.get("TERM") != "dumb" else ProgressMode.FEW_LINES
+        return "lines"
+    return "live" if stream.isatty() and os.environ.get("TERM") != "dumb" else "few lines"
 
 
 class LiveDisplay:
@@ -97,12 +87,12 @@ class LiveLine:
         """Show a text; one that is computed costs nothing where it is not shown."""
         self._latest = text if callable(text) else lambda: text
         match self._mode:
-            case ProgressMode.LIVE:
+            case "live":
                 self._text = self._latest()
                 self._display.show()
-            case ProgressMode.LINES:
+            case "lines":
                 console.print_note(self._latest())
-            case ProgressMode.FEW_LINES if self._ended is None:
+            case "few lines" if self._ended is None:
                 self._write()
                 self._ended = threading.Event()
                 threading.Thread(target=self._repeat, args=(self._ended,), daemon=True).start()
@@ -111,7 +101,7 @@ class LiveLine:
         """Show a text that has a line of its own where lines are few."""
         is_first = self._ended is None
         self.say(text)
-        if self._mode is ProgressMode.FEW_LINES and not is_first:
+        if self._mode == "few lines" and not is_first:
             self._write()
 
     def hide(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec import Struct
 
 from omni_cli.cli.terminal import console
-from omni_cli.cli.terminal.live_display import LiveDisplay, ProgressMode, progress_mode
+from omni_cli.cli.terminal.live_display import LiveDisplay, progress_mode
 from omni_cli.report.tables import memory_lines
 from omni_cli.report.units import count, seconds
 from omni_cli.requests.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
@@ -63,11 +63,11 @@ def choose_progress(
 ) -> ProgressDisplay:
     """Return the display for `stream`; `stages` are (name, kind) in order."""
     match progress_mode(stream, quiet=quiet, verbose=verbose):
-        case ProgressMode.LIVE:
+        case "live":
             return LiveProgress(StageBoard(stages, num_requests), stream)
-        case ProgressMode.LINES:
+        case "lines":
             return LineProgress(stream)
-        case ProgressMode.FEW_LINES | ProgressMode.NONE:
+        case "few lines" | "none":
             return ProgressDisplay()
 
 

@@ -18,7 +18,6 @@ from omni_cli.backends.execution import ranges
 from omni_cli.core.errors import OutputError
 from omni_cli.stage.recording import (
     DescribeStage,
-    MachineRates,
     MeasureRates,
     MemoryReading,
     Range,
@@ -181,7 +180,9 @@ class Recorder:
             case DescribeStage():
                 return self._describe()
             case MeasureRates():
-                return self._rates()
+                from omni_cli.engine.recording.tracer import measure_rates
+
+                return measure_rates(self._target.device, self._target.dtype)
 
     def _start(self, command: StartRecording) -> RecordingReport:
         cuda = initialized_cuda()
@@ -246,11 +247,6 @@ class Recorder:
             residents=tuple(largest),
             **self._target.facts(),
         )
-
-    def _rates(self) -> MachineRates:
-        from omni_cli.engine.recording.tracer import measure_rates
-
-        return measure_rates(self._target.device, self._target.dtype)
 
     def _marks_modules(self) -> bool:
         """Return True if modules can be marked: hooks split a compiled model, and graph replays bypass them."""

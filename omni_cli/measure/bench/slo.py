@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import suggest, visible
@@ -32,17 +31,9 @@ _LIMIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|%|)")
 _SCALES = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}
 
 
-@dataclass(frozen=True)
-class SLO:
-    """`metric` is the option's name; `limit` is in seconds, for `rtf`, `underruns` and `wer` a plain number."""
-
-    metric: str
-    limit: float
-
-
-def row_limits(slos: Sequence[SLO]) -> dict[str, float]:
+def row_limits(slos: Mapping[str, float]) -> dict[str, float]:
     """Return the limits by the names that values of a request have in records."""
-    return {COLUMNS[slo.metric]: slo.limit for slo in slos}
+    return {COLUMNS[metric]: limit for metric, limit in slos.items()}
 
 
 def check_limits_apply(rows: Sequence[Row], limits: Mapping[str, float], what: str) -> None:
@@ -53,18 +44,21 @@ def check_limits_apply(rows: Sequence[Row], limits: Mapping[str, float], what: s
         raise UsageError(f"`--slo {name}:...` limits nothing: no answer of {what} has a {name}", hint=hint)
 
 
-def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> tuple[SLO, ...]:
-    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`."""
-    slos: dict[str, SLO] = {}
+def parse_slos(texts: Sequence[str], metrics: Sequence[str]) -> dict[str, float]:
+    """Parse `METRIC:LIMIT` texts; `metrics` are those that the measured requests have. Raises `UsageError`.
+
+    Limits are in seconds; those of `rtf`, `underruns` and the like are plain numbers.
+    """
+    slos: dict[str, float] = {}
     for text in texts:
-        slo = _parse(text, metrics)
-        if slo.metric in slos:
-            raise UsageError(f"`--slo {slo.metric}:...` is given twice", hint="write one limit per metric")
-        slos[slo.metric] = slo
-    return tuple(slos.values())
+        metric, limit = _parse(text, metrics)
+        if metric in slos:
+            raise UsageError(f"`--slo {metric}:...` is given twice", hint="write one limit per metric")
+        slos[metric] = limit
+    return slos
 
 
-def _parse(text: str, metrics: Sequence[str]) -> SLO:
+def _parse(text: str, metrics: Sequence[str]) -> tuple[str, float]:
     metric, colon, limit = text.partition(":")
     shown = visible(text, 80)
     if not colon:
@@ -85,4 +79,4 @@ def _parse(text: str, metrics: Sequence[str]) -> SLO:
     value = float(read[1]) * _SCALES[read[2]]
     if not (math.isfinite(value) and (value > 0 or COLUMNS[metric] in RESOLUTION)):
         raise UsageError(f"`--slo {shown}`: no request can meet a limit of {limit}")
-    return SLO(metric, value)
+    return metric, value

@@ -204,12 +204,8 @@ class VariantProcess:
 
 def child_environment(base: Mapping[str, str], config: VariantConfig) -> dict[str, str]:
     """Return the environment of a variant's Python; an empty value unsets a variable."""
-    environment = {**base}
-    for name, value in config.environment.items():
-        if value:
-            environment[name] = value
-        else:
-            environment.pop(name, None)
+    given = config.environment
+    environment = {name: value for name, value in {**base, **given}.items() if value or name not in given}
     root = config.code or Path(omni_cli.__file__).parents[1]
     # A path beside the standard library would shadow parts of it, and Python finds it there without help.
     if config.code is not None or str(root) not in _site_folders():

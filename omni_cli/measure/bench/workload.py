@@ -108,17 +108,15 @@ def has_successor(config: EngineConfig, measured: Collection[StageConfig]) -> bo
 
 def with_fixed_work(config: EngineConfig, output_len: int, given_lengths: Collection[str] = ()) -> EngineConfig:
     """Return a configuration in which every AR stage generates `output_len` tokens, and none ends early."""
-    return config.with_stages(_with_fixed_length(stage, output_len, given_lengths) for stage in config.stages)
 
+    def with_fixed_length(stage: StageConfig) -> StageConfig:
+        if not isinstance(stage, ARStageConfig) or stage.has_given_length:
+            return stage
+        length = (stage.name in given_lengths and stage.sampling.max_tokens) or output_len
+        fixed = {"max_tokens": length, "min_tokens": length, "ignore_eos": True}
+        return stage.model_copy(update={"sampling": stage.sampling.model_copy(update=fixed)})
 
-def _with_fixed_length(stage: StageConfig, output_len: int, given_lengths: Collection[str]) -> StageConfig:
-    if not isinstance(stage, ARStageConfig) or stage.has_given_length:
-        return stage
-    length = output_len
-    if stage.name in given_lengths:
-        length = stage.sampling.max_tokens or output_len
-    fixed = {"max_tokens": length, "min_tokens": length, "ignore_eos": True}
-    return stage.model_copy(update={"sampling": stage.sampling.model_copy(update=fixed)})
+    return config.with_stages(map(with_fixed_length, config.stages))
 
 
 def lengths_given_by(overrides: Collection[str]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.core.text import suggest
-from omni_cli.measure.loadtest.media_files import read_image, read_sound, read_wav
 from omni_cli.measure.loadtest.observations import has_prompt
+from omni_cli.openai_api.media import read_image, read_sound, read_wav
 from omni_cli.openai_api.routes import NAMED_ROUTES
 from omni_cli.requests.fields import FIELDS, Route
 from omni_cli.requests.files import open_input

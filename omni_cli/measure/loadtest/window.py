@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from omni_cli.core.errors import AnswerError
 from omni_cli.measure.bench.listener import listen
 from omni_cli.measure.bench.quality import Utterance
-from omni_cli.measure.bench.slo import SLO, row_limits
+from omni_cli.measure.bench.slo import row_limits
 from omni_cli.openai_api.client import Outcome, RequestFailure
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.records.metrics import (
@@ -42,12 +42,12 @@ _DIGITS = 7
 _FEW_FOR_TREND, _TREND_Z = 8, 2.33
 
 
-def get_window(slos: Sequence[SLO]) -> float:
+def get_window(slos: Mapping[str, float]) -> float:
     """Return the seconds of a window by whose end the queue of a rate beyond the highest one exceeds the SLO.
 
     At a rate that is too high by `PRECISION`, the wait grows by that part of a second per second.
     """
-    waits = [slo.limit for slo in slos if slo.metric in ("ttft", "ttfp", "heard", "e2e")]
+    waits = [limit for metric, limit in slos.items() if metric in ("ttft", "ttfp", "heard", "e2e")]
     return max(_SHORTEST_WINDOW_S, max(waits, default=_OTHER_WINDOW_S * PRECISION) / PRECISION)
 
 
@@ -150,7 +150,7 @@ class Window:
         return columns(rounded)
 
 
-def window_metrics(window: Window, slos: Sequence[SLO]) -> dict[str, float]:
+def window_metrics(window: Window, slos: Mapping[str, float]) -> dict[str, float]:
     """Compute medians over the answered requests, that of `e2e_s` first, and rates of the whole window."""
     timelines = [_timeline(outcome, outcome.answer) for outcome in window.outcomes if outcome.answer is not None]
     work = window_work(window)

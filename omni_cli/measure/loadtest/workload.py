@@ -13,7 +13,7 @@ import msgspec
 
 from omni_cli.config.bounds import MAX_NUMPY_SEED
 from omni_cli.measure.bench.prompts import Prompts
-from omni_cli.measure.bench.slo import OF_AUDIO, OF_TEXT, SLO
+from omni_cli.measure.bench.slo import OF_AUDIO, OF_TEXT
 from omni_cli.measure.loadtest.dataset import Dataset
 from omni_cli.measure.loadtest.observations import NUM_CANARIES, has_prompt
 from omni_cli.openai_api.client import Target
@@ -114,7 +114,7 @@ class ServerWorkload(msgspec.Struct, frozen=True):
     output_len: int | None
     seed: int
     load: Mapping[str, object]
-    slos: tuple[SLO, ...] = ()
+    slos: Mapping[str, float] = msgspec.field(default_factory=dict)
     tokenizer: str | None = None
     extra_body: Mapping[str, object] = msgspec.field(default_factory=dict)
     dataset: Dataset | None = None
@@ -134,7 +134,7 @@ class ServerWorkload(msgspec.Struct, frozen=True):
             "output_len": self.output_len,
             "seed": self.seed,
             "load": dict(self.load),
-            "slo": {slo.metric: slo.limit for slo in self.slos},
+            "slo": dict(self.slos),
             **({} if self.recogniser is None else {"recogniser": Path(self.recogniser).name}),
         }
         return {**described, "fingerprint": workload_fingerprint(described)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.measure.bench.iteration import Iteration, latency_metric, stage_latencies
@@ -29,17 +29,6 @@ from omni_cli.requests.outputs import StageInfo
 from omni_cli.stats.compare import compare_variants
 
 
-@dataclass(frozen=True)
-class About:
-    """Fields of the record that describe the whole run."""
-
-    command: tuple[str, ...]
-    environment: dict[str, object]
-    workload: dict[str, object]
-    num_iters_warmup: int
-    trace: str
-
-
 def read_traces(session: RecordedSession) -> dict[int, dict[str, TraceFile]]:
     """Read the kept traces, by iteration and stage. Raises `OutputError`."""
     return {
@@ -53,10 +42,10 @@ def build_profile(
     session: RecordedSession,
     traces: Mapping[int, Mapping[str, TraceFile]],
     config: EngineConfig,
-    about: About,
     snapshots: Mapping[str, str],
+    about: Mapping[str, Any],
 ) -> Profile:
-    """Build the record; `snapshots` names each stage's file of allocations."""
+    """Build the record; `snapshots` names each stage's file of allocations, and `about` are fields of the whole run."""
     overhead = measure_overhead(session.plain, [one.iteration for one in session.profiled])
     stages = tuple(
         _stage_profile(info, session, traces, config, overhead, snapshots.get(info.name)) for info in session.stages
@@ -64,18 +53,14 @@ def build_profile(
     typical = _typical(session.profiled)
     return Profile(
         created=utc_now(),
-        command=about.command,
-        environment=about.environment,
-        workload=about.workload,
         num_iters=len(session.profiled),
-        num_iters_warmup=about.num_iters_warmup,
         e2e_s=typical.iteration.e2e_s,
         overhead=overhead,
         stages=stages,
         request=waterfall(typical.began_ns, typical.recordings),
         stage_seconds=stage_seconds(typical.began_ns, typical.iteration.e2e_s, typical.recordings),
         hints=find_hints(stages, overhead),
-        trace=about.trace,
+        **about,
     )
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from omni_cli.measure.profiling.operators import Allocation, Operators
-from omni_cli.measure.profiling.ranges import ENGINE_STEP, Innermost, base_name, step_indices
-from omni_cli.records.profile_record import Budget, LargeTensor, MemorySample, PhaseMemory, StageMemory
+from omni_cli.measure.profiling.ranges import ENGINE_STEP, Innermost, step_indices
+from omni_cli.records.profile_record import Budget, LargeTensor, MemorySample, PhaseMemory, StageMemory, base_name
 from omni_cli.stage.recording import MemoryReading, Range, Recording, StageDescription
 
 _WARM_UP = "first request"

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from omni_cli.core.errors import OutputError
-from omni_cli.measure.profiling.ranges import Innermost, Interval, base_name, merge_intervals
-from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime
+from omni_cli.measure.profiling.ranges import Innermost, Interval, merge_intervals
+from omni_cli.records.profile_record import Copies, CopyPlace, OperatorTime, base_name
 from omni_cli.stage.recording import MODULE_PREFIX, Recording, module_kind
 
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -88,17 +88,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     args: EventArgs = EventArgs()
 
 
-class _File(msgspec.Struct, frozen=True):
-    events: tuple[Event, ...] = msgspec.field(name="traceEvents")
-    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
-
-
-@dataclass(frozen=True)
-class TraceFile:
+class TraceFile(msgspec.Struct, frozen=True):
     """A `ts` of 0 is `base_ns` on the wall clock."""
 
-    base_ns: int
-    events: Sequence[Event]
+    events: tuple[Event, ...] = msgspec.field(name="traceEvents")
+    base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
 
     def ns(self, ts: float) -> int:
         """Convert a trace time to the wall clock."""
@@ -113,14 +107,13 @@ class TraceFile:
         return self.ns(event.ts + event.dur)
 
 
-_decode = msgspec.json.Decoder(_File).decode
+_decode = msgspec.json.Decoder(TraceFile).decode
 
 
 def read_trace(path: Path, stage: str) -> TraceFile:
     """Read a trace. Raises `OutputError` for a truncated file: torch does not report a full disk."""
     try:
-        file = _decode(path.read_bytes())
-        return TraceFile(file.base_ns, file.events)
+        return _decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is truncated"
         if shutil.disk_usage(path.parent).free < 2**20:  # torch may also have created no file at all

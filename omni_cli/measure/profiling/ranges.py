@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from omni_cli.records.profile_record import RangeTime, Step
+from omni_cli.records.profile_record import RangeTime, Step, base_name
 from omni_cli.stage.recording import Range, Recording
 
 ENGINE_STEP = "engine step"
@@ -24,11 +23,6 @@ _NEIGHBOURS = 5
 _MAD_TO_SIGMA = 1.4826
 
 Interval = tuple[int, int]
-
-
-def base_name(name: str) -> str:
-    """Shorten `denoising step 3` to `denoising step`."""
-    return re.sub(r" \d+$", "", name)
 
 
 @dataclass

@@ -74,11 +74,16 @@ def compare_runs(
     Without a reference, the noise is that of the runs: the median over the requests of their largest difference.
     """
     found: dict[str, list[Row]] = {stage: [] for stage in stages}
-    for one, other in zip(first, second, strict=True):
+    pairs = list(zip(first, second, strict=True))
+    for one, other in pairs:
         for stage in stages:
-            row = _compare_stage(check, stage, one, other, noise, first, second)
-            if row is None:
+            a, b = one.tokens.get(stage), other.tokens.get(stage)
+            if a is None or b is None:
                 continue
+            both = ((x.tokens[stage], y.tokens[stage]) for x, y in pairs if stage in x.tokens)
+            own = None if noise is None else noise.logprobs.get(stage)
+            equal = Row(check=check, stage=stage, verdict="equal", request=one.request.request_id)
+            row = _compare_tokens(equal, a, b, own, own_noise(both) if own is None else own.max)
             if row.verdict != "equal" and stage in one.tokens and row.got is not None:
                 row = replace_values(row, **_run_texts(row, stage, one, other, decode))
             found[stage].append(row)
@@ -95,26 +100,13 @@ def own_noise(pairs: Iterable[tuple[EngineTokens, EngineTokens]]) -> float:
     return float(np.median(largest)) if largest else 0.0
 
 
-def _compare_stage(
-    check: Check,
-    stage: str,
-    one: EngineOutput,
-    other: EngineOutput,
-    noise: Noise | None,
-    first: Sequence[EngineOutput],
-    second: Sequence[EngineOutput],
-) -> Row | None:
-    a, b = one.tokens.get(stage), other.tokens.get(stage)
-    if a is None or b is None:
-        return None
-    own = None if noise is None else noise.logprobs.get(stage)
-    both = [(x.tokens[stage], y.tokens[stage]) for x, y in zip(first, second, strict=True) if stage in x.tokens]
-    largest = own_noise(both) if own is None else own.max
+def _compare_tokens(equal: Row, a: EngineTokens, b: EngineTokens, own: MeanMax | None, largest: float) -> Row:
+    """Return the row `equal`, or one with the first difference beyond `largest`, the noise of log-probabilities."""
     limit = SIDES * (largest + ROUNDING * float(np.nanmax(np.abs(a.logprobs), initial=1.0)))
     position = _divergence_at(a, b)
     gaps = _gaps_until(a, b, position)
     spread = MeanMax(mean=float(gaps.mean()), max=float(gaps.max())) if gaps.size else None
-    shared = Row(check=check, stage=stage, verdict="equal", request=one.request.request_id, logprob_diff=spread)
+    shared = replace_values(equal, logprob_diff=spread)
     if own is not None and spread is not None and spread.max > limit:
         at = int(np.argmax(gaps))
         why = f"log-probabilities differ by up to {spread.max:.2g}, the reference's own by up to {own.max:.2g}"

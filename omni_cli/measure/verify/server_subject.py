@@ -20,11 +20,11 @@ from omni_cli.measure.verify.subject import Subject
 from omni_cli.measure.verify.tokens import TokenIds, make_tokens
 from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput
+from omni_cli.openai_api.choices import TokenCounts
 from omni_cli.openai_api.client import Client, RequestFailure
 from omni_cli.openai_api.media import data_url, image_part, sound_form, sound_part
 from omni_cli.openai_api.reading import ImagesReader, ReplyReader, ScoredToken, SpeechReader
 from omni_cli.openai_api.routes import NAMED_ROUTES, Route
-from omni_cli.openai_api.usage import TokenCounts
 from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.encoding import encode_png, encode_wav
@@ -124,10 +124,7 @@ class ServerSubject(Subject):
             usable.append(request)
         return tuple(usable), rows
 
-    async def ask(self, request: GenerateRequest) -> RouteAnswer:
-        return await self._send(request)
-
-    async def _send(self, request: GenerateRequest, **fields: object) -> RouteAnswer:
+    async def ask(self, request: GenerateRequest, **fields: object) -> RouteAnswer:
         """Send a request; `fields` are further ones of its body."""
         body = self._body(request) | fields
         body = {name: value for name, value in body.items() if value is not None and name not in self._without}
@@ -226,9 +223,9 @@ class ServerSubject(Subject):
             rows = [replace_values(rows[0], verdict="not checked", why="the route of translations has no streams")]
         for whole in streamed:
             assert isinstance(whole, RouteAnswer)
-            answer = await self._send(whole.request, stream=True, stream_options={"include_usage": True})
+            answer = await self.ask(whole.request, stream=True, stream_options={"include_usage": True})
             if (answer.failure or "").startswith("HTTP 4"):
-                answer = await self._send(whole.request, stream=True)
+                answer = await self.ask(whole.request, stream=True)
             if answer.ignored_stream and self._route == "transcriptions":
                 # As OpenAI documents for whisper-1.
                 return [replace_values(rows[0], verdict="not checked", why="the server ignores `stream`")]
@@ -249,7 +246,7 @@ class ServerSubject(Subject):
 
     async def choice_rows(self, request: GenerateRequest) -> list[Row]:
         """Check that a server that accepts `n` returns as many choices."""
-        answer = await self._send(replace(request, sampling={**request.sampling, "temperature": 1.0}), n=2)
+        answer = await self.ask(replace(request, sampling={**request.sampling, "temperature": 1.0}), n=2)
         if answer.failure is not None:
             return [Row(check="limits", stage=TEXT, verdict="not checked", mode="n=2", why=answer.failure)]
         if len(answer.texts) != 2:

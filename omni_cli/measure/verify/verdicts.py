@@ -115,24 +115,20 @@ def compare_arrays(
     """Return the row of an image, video or sound of `output`; it is equal if no value differs by more than `limit`."""
     got = output.arrays[name]
     shared = Row(check=check, stage=stage, verdict="equal", request=output.request.request_id)
+    values: dict[str, object]
     if expected.shape != got.shape:
-        return replace_values(
-            shared,
-            verdict="different",
-            expected=_shape(name, expected),
-            got=_shape(name, got),
-            why=f"{_shape(name, got)} instead of {_shape(name, expected)}",
-            pair=_output_pair(name, expected, got, output.sample_rates.get(name, 0)),
-        )
-    gap = array_gap(expected, got)
-    if gap <= limit:
-        return replace_values(shared, max_abs_diff=gap)
-    measures = get_quality({name: expected}, {name: got})
-    known = {measure: measures[measure] for measure in _MEASURES if measure in measures}
-    allowed = "must be identical" if limit == 0 else f"may differ by {limit:.2g}"
-    why = f"values differ by up to {gap:.3g}, and {allowed}"
+        shapes = _shape(name, expected), _shape(name, got)
+        values = {"expected": shapes[0], "got": shapes[1], "why": f"{shapes[1]} instead of {shapes[0]}"}
+    else:
+        gap = array_gap(expected, got)
+        if gap <= limit:
+            return replace_values(shared, max_abs_diff=gap)
+        measures = get_quality({name: expected}, {name: got})
+        allowed = "must be identical" if limit == 0 else f"may differ by {limit:.2g}"
+        values = {measure: measures[measure] for measure in _MEASURES if measure in measures}
+        values |= {"max_abs_diff": gap, "why": f"values differ by up to {gap:.3g}, and {allowed}"}
     pair = _output_pair(name, expected, got, output.sample_rates.get(name, 0))
-    return replace_values(shared, verdict="different", max_abs_diff=gap, why=why, pair=pair, **known)
+    return replace_values(shared, verdict="different", pair=pair, **values)
 
 
 def _is_far(gaps: np.ndarray, own_mean: float, floor: float) -> bool:

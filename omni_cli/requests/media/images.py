@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -33,16 +32,12 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END = 0xDA, 0xD9
 
 
-@dataclass(frozen=True)
-class DecodedImage:
-    """Pixels uint8 RGB (height, width, 3), or alpha (height, width); `notes` say what was changed or left out."""
-
-    pixels: np.ndarray
-    notes: tuple[str, ...] = ()
-
-
-def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
+def decode_image(
+    content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Decode an image of at most `max_pixels`, checked before decoding; `name` identifies it in messages.
+
+    Returns pixels, uint8 RGB (height, width, 3), and sentences that say what was changed or left out.
 
     It is turned by its EXIF orientation, and put on white where it is transparent, as in vLLM. Of several frames or
     pages the first is used. Raises `InputError` for an unusable image.
@@ -51,10 +46,12 @@ def decode_image(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     if alpha is not None and alpha.getextrema() != (255, 255):
         notes.append(f"the transparency of the {name} was put on white")
         image = on_white(image, alpha)
-    return DecodedImage(_turn(image, orientation), tuple(notes))
+    return _turn(image, orientation), tuple(notes)
 
 
-def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS) -> DecodedImage:
+def decode_alpha(
+    content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PIXELS
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Decode only an image's transparency, like `decode_image`, to uint8 (height, width): 0 is fully transparent.
 
     Raises `InputError` for an image without any.
@@ -62,7 +59,7 @@ def decode_alpha(content: BinaryIO, name: str, *, max_pixels: int = MAX_IMAGE_PI
     _, alpha, orientation, notes = _load(content, name, max_pixels)
     if alpha is None:
         raise InputError(f"the {name} has no transparency")
-    return DecodedImage(_turn(alpha, orientation), tuple(notes))
+    return _turn(alpha, orientation), tuple(notes)
 
 
 def on_white(image: Image.Image, alpha: Image.Image) -> Image.Image:

@@ -33,14 +33,6 @@ _QUARTER_TURNS = ((1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0))
 _NUM_THREADS = 4
 
 
-@dataclass(frozen=True)
-class DecodedVideo:
-    """Frames of a video; `notes` say what was changed or left out."""
-
-    video: Video
-    notes: tuple[str, ...] = ()
-
-
 def decode_video(
     content: BinaryIO,
     name: str,
@@ -48,8 +40,8 @@ def decode_video(
     max_pixels: int = MAX_VIDEO_PIXELS,
     max_s: float = MAX_VIDEO_S,
     indices: Sequence[int] | None = None,
-) -> DecodedVideo:
-    """Decode the frames `indices` of a video, which may repeat, None means every frame.
+) -> tuple[Video, tuple[str, ...]]:
+    """Decode the frames `indices` of a video, which may repeat, None means every frame; and say what was changed.
 
     Without any, nothing is decoded: number, rate and size of the frames are those that headers and packets give.
     `name` identifies it in messages, `max_pixels` limits the pixels of all frames that are kept. Raises `InputError`
@@ -73,7 +65,7 @@ def decode_video(
     if shown.total > max_s * (shown.fps() or fps):
         raise limits.too_long()
     video = Video(shown.pixels, fps=fps, total_num_frames=shown.total, frames_indices=tuple(shown.indices))
-    return DecodedVideo(video, tuple(shown.notes))
+    return video, tuple(shown.notes)
 
 
 @dataclass(frozen=True)

@@ -213,8 +213,7 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
             from omni_cli.requests.media.images import decode_alpha, decode_image
 
             decode = decode_alpha if job.alpha else decode_image
-            image = decode(content, job.name, max_pixels=job.max_pixels)
-            return _describe(image.pixels, image.notes)
+            return _describe(*decode(content, job.name, max_pixels=job.max_pixels))
         case AudioJob():
             from omni_cli.requests.media.audio import DecodedAudio, decode_audio, decode_sound
 
@@ -232,15 +231,11 @@ def _run(job: Job, content: BinaryIO, file: BinaryIO | None = None) -> tuple[Dec
         case VideoJob():
             from omni_cli.requests.media.video import decode_video
 
-            decoded = decode_video(content, job.name, max_pixels=job.max_pixels, max_s=job.max_s, indices=job.indices)
-            video = decoded.video
-            return _describe(
-                video.frames,
-                decoded.notes,
-                rate=video.fps,
-                total_num_frames=video.total_num_frames,
-                frames_indices=video.frames_indices,
+            video, notes = decode_video(
+                content, job.name, max_pixels=job.max_pixels, max_s=job.max_s, indices=job.indices
             )
+            numbers = {"total_num_frames": video.total_num_frames, "frames_indices": video.frames_indices}
+            return _describe(video.frames, notes, rate=video.fps, **numbers)
 
 
 def _describe(array: np.ndarray, notes: tuple[str, ...], **fields: object) -> tuple[Decoded, np.ndarray]:

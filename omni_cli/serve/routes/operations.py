@@ -87,7 +87,7 @@ def operation_routes(service: Service) -> APIRouter:
         failed = service.supervisor.failed_stages
         loaded = "asleep" if service.supervisor.is_asleep else "ready"
         stages = {s.name: "failed" if s.name in failed else loaded for s in service.supervisor.stages}
-        state = "draining" if service.is_draining else service.supervisor.state.value
+        state = "draining" if service.is_draining else service.supervisor.state
         return JSONResponse(Readiness(status=state, stages=stages), 200 if service.is_ready else 503)
 
     @router.get(Route.METRICS, response_class=Response, responses=errors(*WITH_KEY) | _METRICS)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 from omni_cli.config.bounds import MAX_TOKENS
 from omni_cli.config.stage_keys import Sampling, TokenId
 from omni_cli.requests.json_schemas import check_schema
-from omni_cli.serve.schemas.fields import IgnoredField, Items, ModelBody, Only, Seed, Strict, from_json
+from omni_cli.serve.schemas.fields import IgnoredField, Items, ModelBody, Only, Seed, Strict, from_text
 
 TokenText = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=256)]
@@ -41,14 +41,10 @@ class JsonSchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-def _read_schema(value: object) -> object:
-    return from_json(value.encode()) if isinstance(value, str) else value
-
-
 class StructuredOutputs(Strict):
     """vLLM's own field; exactly one of its fields is given."""
 
-    json_: Annotated[KeptSchema, BeforeValidator(_read_schema, str | dict[str, Any])] | None = Field(
+    json_: Annotated[KeptSchema, BeforeValidator(from_text, str | dict[str, Any])] | None = Field(
         None, alias="json", description="A JSON Schema, also as a text."
     )
     json_object: Literal[True] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import jiter
@@ -14,7 +15,7 @@ from starlette.datastructures import UploadFile as StarletteUploadFile
 
 from omni_cli.config.bounds import MAX_NAME_LENGTH, MAX_SEED, MIN_SEED
 from omni_cli.config.stage_keys import StrictKeys
-from omni_cli.requests.fields import FIELDS, Part, RequestField, Route
+from omni_cli.requests.fields import FIELDS, Part, Route
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound="Strict")
@@ -30,6 +31,11 @@ def from_json(content: bytes) -> object:
     """
     document: object = jiter.from_json(content, allow_inf_nan=False, catch_duplicate_keys=True)
     return document
+
+
+def from_text(value: object) -> object:
+    """Return what a text says as JSON, and any other value unchanged. Raises `ValueError`, as `from_json`."""
+    return from_json(value.encode()) if isinstance(value, str) else value
 
 
 class Strict(StrictKeys):
@@ -54,7 +60,7 @@ class Strict(StrictKeys):
         if len(fields) > _MAX_FIELDS:
             raise ValueError(f"must have at most {_MAX_FIELDS} fields")
         return {
-            name: [_integral(item) for item in value] if isinstance(value, list) else _integral(value)
+            name: [integral(item) for item in value] if isinstance(value, list) else integral(value)
             for name, value in fields.items()
         }
 
@@ -70,7 +76,7 @@ def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
 
     def extend(body: type[Body]) -> type[Body]:
         added: dict[str, Any] = {
-            name: (_http_type(row) | None, Field(None, description=row.about))
+            name: (Annotated[row.type, Field(**row.limits)] | None, Field(None, description=row.about))
             for row in FIELDS.values()
             if (name := row.http.get(route)) and name not in body.model_fields
         }
@@ -79,10 +85,6 @@ def with_fields_of(route: Route) -> Callable[[type[Body]], type[Body]]:
         return extended
 
     return extend
-
-
-def _http_type(row: RequestField) -> Any:
-    return Annotated[row.type, Field(**row.limits)] if row.limits else row.type
 
 
 class Form(Strict):
@@ -94,7 +96,11 @@ class Form(Strict):
         if not isinstance(fields, dict):
             return fields
         texts = {field.alias or name for name, field in cls.model_fields.items() if _is_text(field.annotation)}
-        return {name: value if name in texts else _read(value) for name, value in fields.items()}
+        values = dict(fields)
+        for name in values.keys() - texts:
+            with suppress(ValueError):
+                values[name] = from_text(values[name])
+        return values
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -112,13 +118,6 @@ def _is_text(annotation: object) -> bool:
     return annotation is str or any(map(_is_text, get_args(annotation)))
 
 
-def _read(value: object) -> object:
-    try:
-        return from_json(value.encode()) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
 def _check_file(value: object) -> object:
     if isinstance(value, StarletteUploadFile):
         return value
@@ -128,7 +127,8 @@ def _check_file(value: object) -> object:
 Upload = Annotated[UploadFile, BeforeValidator(_check_file)]
 
 
-def _integral(value: object) -> object:
+def integral(value: object) -> object:
+    """Return 1 for 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -32,7 +32,7 @@ def videos(video_server: OmniServer) -> Any:
 
 
 def frames_of(mp4: bytes) -> Video:
-    return decode_video(io.BytesIO(mp4), "video").video
+    return decode_video(io.BytesIO(mp4), "video")[0]
 
 
 def wait_for(videos: Any, video_id: str) -> Any:

@@ -14,7 +14,6 @@ import transformers
 from PIL import Image
 
 from omni_cli.backends.diffusers.description import class_named, described_class, described_modular
-from omni_cli.backends.diffusers.requests import DiffusionSchedulerOutput
 from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import OmniError
@@ -152,7 +151,7 @@ def omni_output(declared: TinyPipeline, folder: Path) -> list[np.ndarray]:
     stage = DiffusersStage(spec, lambda report: None)
     try:
         request = stage.executor.resolve(stage.diffusion_request(request))
-        (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = stage.executor.execute_model((request,))
         if output.error is not None:
             raise output.error
         videos = [frames.numpy() for frames in output.videos]

@@ -254,9 +254,9 @@ def test_what_is_not_the_first_image_is_not_read() -> None:
         (loop, (2, 3), False),
         (tiff((3, 2), 8, 1, bytes(6), tags=tags), (2, 3), False),
     ):
-        decoded = decode_image(io.BytesIO(content), "image")
-        assert decoded.pixels.shape == (*size, 3)
-        assert bool(decoded.notes) == has_more
+        pixels, notes = decode_image(io.BytesIO(content), "image")
+        assert pixels.shape == (*size, 3)
+        assert bool(notes) == has_more
 
 
 def test_images_that_are_larger_than_they_look() -> None:
@@ -268,4 +268,4 @@ def test_images_that_are_larger_than_they_look() -> None:
     refused(tiff((9000, 9000), 8, 1, b""), "9000x9000 pixels; the maximum is 64 Mi pixels", decode_image)
     refused(tiff((9, 9), 8, 1, b"", tags=tiles), "cannot read the file", decode_image)
     flat = np.zeros((9, 9), np.uint8)
-    assert decode_image(io.BytesIO(png(9, 8, 0, [bytes(row) for row in flat])), "image").pixels.shape == (9, 9, 3)
+    assert decode_image(io.BytesIO(png(9, 8, 0, [bytes(row) for row in flat])), "image")[0].shape == (9, 9, 3)

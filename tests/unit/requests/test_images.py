@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,18 +14,23 @@ from support.ffmpeg import ffmpeg
 from support.image_bytes import pack, png, png_chunk, tiff
 
 from omni_cli.core.errors import InputError
-from omni_cli.requests.media.images import DecodedImage, decode_alpha, decode_image
+from omni_cli.requests.media.images import decode_alpha, decode_image
 
 ON_WHITE = "the transparency of the image was put on white"
 FIRST_ONLY = "the image has more than one frame or page; only the first is used"
 
 
-def decode(content: bytes, **kwargs: int) -> DecodedImage:
-    return decode_image(io.BytesIO(content), "image", **kwargs)
+class Decoded(NamedTuple):
+    pixels: np.ndarray
+    notes: tuple[str, ...]
+
+
+def decode(content: bytes, **kwargs: int) -> Decoded:
+    return Decoded(*decode_image(io.BytesIO(content), "image", **kwargs))
 
 
 def alpha_of(content: bytes) -> np.ndarray:
-    return decode_alpha(io.BytesIO(content), "image").pixels
+    return decode_alpha(io.BytesIO(content), "image")[0]
 
 
 def random(bits: int, *shape: int) -> np.ndarray:

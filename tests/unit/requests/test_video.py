@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -16,7 +16,8 @@ from PIL import Image
 from support.ffmpeg import decoded_frames, ffmpeg, write_moving, write_sound
 
 from omni_cli.core.errors import InputError
-from omni_cli.requests.media.video import DecodedVideo, decode_video
+from omni_cli.requests.contents import Video
+from omni_cli.requests.media.video import decode_video
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1")
 CODECS = {
@@ -45,11 +46,16 @@ CODECS = {
 }
 
 
-def decode(path: Path, indices: Sequence[int] | None = None, **kwargs: Any) -> DecodedVideo:
-    return decode_video(io.BytesIO(path.read_bytes()), "video file", indices=indices, **kwargs)
+class Decoded(NamedTuple):
+    video: Video
+    notes: tuple[str, ...]
 
 
-def check_against_ffmpeg(path: Path) -> DecodedVideo:
+def decode(path: Path, indices: Sequence[int] | None = None, **kwargs: Any) -> Decoded:
+    return Decoded(*decode_video(io.BytesIO(path.read_bytes()), "video file", indices=indices, **kwargs))
+
+
+def check_against_ffmpeg(path: Path) -> Decoded:
     decoded = decode(path)
     frames = decoded.video.frames
     np.testing.assert_array_equal(frames, decoded_frames(path, *frames.shape[1:3]))

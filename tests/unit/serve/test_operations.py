@@ -16,13 +16,12 @@ from omni_cli.serve.limits import ServerSettings
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.routes.operations import _describe_models
 from omni_cli.serve.service import Service
-from omni_cli.serve.supervisor import EngineState
 
 
 class Loaded:
     def __init__(self, media: tuple[str, ...] | None) -> None:
         self.stages = (StageInfo("first", "ar", 1.0, {}, media=media),)
-        self.state = EngineState.READY
+        self.state = "ready"
 
 
 @pytest.mark.parametrize(

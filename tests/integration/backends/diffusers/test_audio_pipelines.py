@@ -18,7 +18,7 @@ from support.tiny_pipelines.check import call_named
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.outputs import get_sample_rate, makes_sound
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.diffusers.stage import DiffusersStage, waveform_for
 from omni_cli.checkpoints.tiny_pipelines import tiny_audio
 from omni_cli.config.schema import DiffusionStageConfig
@@ -56,16 +56,14 @@ def test_audio_is_the_plain_call_s_bit_for_bit_alone_and_in_a_batch(executor, fo
     prompts = ["rain", "a dog barks in the rain"]
     steps: list[tuple[str, int, int]] = []
     requests = [request(str(i), prompt, 5 + i, audio_end_in_s=0.25) for i, prompt in enumerate(prompts)]
-    outputs = executor.execute_model(
-        DiffusionSchedulerOutput(tuple(requests)), on_step=lambda *step: steps.append(step)
-    ).outputs
+    outputs = executor.execute_model(tuple(requests), on_step=lambda *step: steps.append(step))
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         generator = torch.Generator("cpu").manual_seed(5 + index)
         (expected,) = plain(prompt, audio_end_in_s=0.25, num_inference_steps=3, generator=generator).audios
-        assert output.samples.dtype == np.float32 and output.samples.shape == (11025, 2)
-        np.testing.assert_array_equal(output.samples, expected.T.numpy())
-        assert output.samples.std() > 0.01, "silence would equal anything"
-        assert output.pixels is None and len(output.times.denoise_step_s) == 3
+        assert output.sounds[0].dtype == np.float32 and output.sounds[0].shape == (11025, 2)
+        np.testing.assert_array_equal(output.sounds[0], expected.T.numpy())
+        assert output.sounds[0].std() > 0.01, "silence would equal anything"
+        assert not output.images and len(output.times.denoise_step_s) == 3
     assert steps == [(name, done, 3) for name in ("0", "1") for done in (1, 2, 3)]
     assert executor.sample_rate == plain.vae.config.sampling_rate == 44100
 
@@ -120,9 +118,7 @@ def test_audio_needs_the_rate_of_the_pipeline():
 
 def test_a_duration_has_the_pipeline_s_own_name_and_its_limit(executor):
     assert executor.call.own_names({"duration": 0.5}) == {"audio_end_in_s": 0.5}
-    (output,) = executor.execute_model(
-        DiffusionSchedulerOutput((request("0", "rain", 0, audio_end_in_s=99.0),))
-    ).outputs
+    (output,) = executor.execute_model((request("0", "rain", 0, audio_end_in_s=99.0),))
     assert "longer than the model maximum" in str(output.error)
     with pytest.raises(InputError, match="takes no `height`"):
         executor.resolve(request("0", "rain", 0, height=64))

@@ -7,7 +7,7 @@ import pytest
 from support.late_device import LateDevice
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.execution.copies import AsyncCopy
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -47,7 +47,7 @@ def run(executor, requests, device=None) -> tuple[list[str], dict]:
         events.append(f"{output.request_id}!")
         outputs[output.request_id] = output
 
-    made = executor.execute_model(DiffusionSchedulerOutput(tuple(requests)), on_step, on_output).outputs
+    made = executor.execute_model(tuple(requests), on_step, on_output)
     assert [output.request_id for output in made] == [request.request_id for request in requests]
     return events, outputs
 
@@ -64,7 +64,7 @@ def test_an_image_is_delivered_in_the_step_after_it_has_arrived_and_the_last_is_
     _, expected = run(executor, requests)
     executor._runner._output_copy = late
     for name in "abc":
-        np.testing.assert_array_equal(outputs[name].pixels, expected[name].pixels)
+        np.testing.assert_array_equal(outputs[name].images[0], expected[name].images[0])
         times = outputs[name].times
         assert len(times.denoise_step_s) == STEPS and times.vae_decode_s > 0
 
@@ -89,13 +89,13 @@ def test_an_abort_of_the_next_request_does_not_lose_the_one_under_way(executor, 
             executor.abort_requests(["a", "b"])
 
     requests = tuple(DiffusionRequest(name, "a cat") for name in "ab")
-    first, second = executor.execute_model(DiffusionSchedulerOutput(requests), on_step).outputs
-    assert first.finish_reason == "stop" and first.pixels is not None, "it was done when its abort came"
+    first, second = executor.execute_model(requests, on_step)
+    assert first.finish_reason == "stop" and first.images, "it was done when its abort came"
     assert second.finish_reason == "abort"
 
 
 def test_a_kept_image_is_not_overwritten_by_later_ones(executor, device):
-    kept = [run(executor, [DiffusionRequest("0", "a cat", seed=seed)], device)[1]["0"].pixels for seed in range(3)]
+    kept = [run(executor, [DiffusionRequest("0", "a cat", seed=seed)], device)[1]["0"].images[0] for seed in range(3)]
     copies = [pixels.copy() for pixels in kept]
     run(executor, [DiffusionRequest("0", "a dog", seed=9)], device)
     for pixels, copy in zip(kept, copies, strict=True):

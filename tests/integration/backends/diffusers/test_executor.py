@@ -31,7 +31,7 @@ from omni_cli.backends.diffusers.memory import PromptCache
 from omni_cli.backends.diffusers.messages import describe_failure
 from omni_cli.backends.diffusers.outputs import from_bytes, to_bytes
 from omni_cli.backends.diffusers.parallel import use_attention
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
@@ -71,14 +71,14 @@ def start(folder: Path, stage: DiffusionStageConfig = STAGE, **options) -> Diffu
 
 
 def run(executor, *requests: DiffusionRequest, **callbacks) -> list[DiffusionOutput]:
-    return list(executor.execute_model(DiffusionSchedulerOutput(requests), **callbacks).outputs)
+    return list(executor.execute_model(requests, **callbacks))
 
 
 def make_image(executor, request: DiffusionRequest) -> np.ndarray:
     (output,) = run(executor, request)
     if output.error is not None:
         raise output.error
-    return output.pixels
+    return output.images[0]
 
 
 def plain_image(pipeline, prompt: str, seed: int, **arguments) -> np.ndarray:
@@ -120,8 +120,8 @@ def test_a_seed_gives_the_same_image_in_any_batch(executors, plain, model):
     together = run(executors[model], *requests)
     for request, output in zip(requests, together, strict=True):
         alone = plain_image(plain[model], request.prompt, request.seed, negative_prompt=request.negative_prompt)
-        np.testing.assert_array_equal(output.pixels, alone)
-    assert not np.array_equal(together[0].pixels, together[2].pixels), "the seed must matter"
+        np.testing.assert_array_equal(output.images[0], alone)
+    assert not np.array_equal(together[0].images[0], together[2].images[0]), "the seed must matter"
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -132,7 +132,7 @@ def test_stacked_images_differ_by_rounding_only(folders, plain, model):
     outputs = run(executor, *requests, on_step=lambda name, done, total: steps.append(name))
     for request, output in zip(requests, outputs, strict=True):
         alone = plain_image(plain[model], request.prompt, request.seed)
-        assert np.abs(output.pixels.astype(int) - alone).max() <= 1
+        assert np.abs(output.images[0].astype(int) - alone).max() <= 1
     # Prompts of one length share a call: their steps alternate, and the third's come after.
     assert steps == ["0", "2"] * STEPS + ["1"] * STEPS
     executor.shutdown()
@@ -261,7 +261,7 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
 
     outputs = run(executor, *(DiffusionRequest(str(i), "a cat", seed=i) for i in range(2)), on_step=on_step)
     assert [output.finish_reason for output in outputs] == ["abort", "stop"]
-    assert outputs[0].pixels is None and outputs[0].error is None
+    assert not outputs[0].images and outputs[0].error is None
     assert seen == [("0", 1), *(("1", done) for done in range(1, STEPS + 1))]
     # The same id again: nothing of the abort is remembered, and the scheduler's state is fresh.
     for seed in (0, 1):
@@ -346,7 +346,7 @@ def test_what_values_mean_is_decided_by_the_pipeline_whose_words_are_the_error(
     assert isinstance(rejected.error, InputError) and rejected.finish_reason == "error"
     assert rejected.error.message.startswith("stage `image`: its pipeline rejects the request: ")
     assert words in rejected.error.message
-    np.testing.assert_array_equal(good.pixels, plain_image(plain[model], "a cat", 1))
+    np.testing.assert_array_equal(good.images[0], plain_image(plain[model], "a cat", 1))
     executors[model].check_health()
 
 
@@ -387,7 +387,7 @@ def test_what_the_pipeline_accepts_is_accepted_and_what_it_does_with_it_is_noted
     (output,) = run(executors[model], request)
     found = (*request.notes, *output.notes)
     assert len(found) == len(notes) and all(map(str.startswith, found, notes)), found
-    np.testing.assert_array_equal(output.pixels, plain_image(plain[model], "a cat", 11, **given, **conditions))
+    np.testing.assert_array_equal(output.images[0], plain_image(plain[model], "a cat", 11, **given, **conditions))
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
@@ -421,7 +421,7 @@ def test_a_prompt_is_noted_from_the_first_token_that_is_cut(executors, plain):
     assert cut.notes == ("`prompt` is truncated: it has 78 tokens, of which the text encoder reads 77",)
     (output,) = run(executor, cut)
     assert output.notes == (), "diffusers says it too"
-    np.testing.assert_array_equal(output.pixels, plain_image(plain["stable_diffusion"], "x " * 76, 3))
+    np.testing.assert_array_equal(output.images[0], plain_image(plain["stable_diffusion"], "x " * 76, 3))
     negative = executor.resolve(DiffusionRequest("0", "x", negative_prompt="x " * 76))
     assert negative.notes[0].startswith("`negative_prompt` is truncated: it has 78 tokens")
 
@@ -522,7 +522,7 @@ def test_a_failure_after_the_first_step_is_that_request_s_error(executors, plain
 def test_an_invalid_image_is_refused(executors):
     """One step divides by zero in this schedule; the plain call gives a black image and a warning."""
     (output,) = run(executors["qwen_image"], DiffusionRequest("0", "a cat", num_inference_steps=1))
-    assert isinstance(output.error, InputError) and output.pixels is None
+    assert isinstance(output.error, InputError) and not output.images
     assert "NaN or infinite" in output.error.message and "`num_inference_steps`" in output.error.hint
 
 
@@ -833,13 +833,13 @@ prepare_libraries()
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.backends.diffusers.messages import describe_failure  # noqa: E402
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 
 stage = DiffusionStageConfig.create("image", num_inference_steps=2, height=64, width=64)
 executor = DiffusersPipelineExecutor(stage, sys.argv[1], "float32", "cpu")
-output = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a cat"),)))
+(output,) = executor.execute_model((DiffusionRequest("0", "a cat"),))
 executor.shutdown()
-print(output.outputs[0].pixels.shape, any(name.startswith("vllm") for name in sys.modules))
+print(output.images[0].shape, any(name.startswith("vllm") for name in sys.modules))
 """
     command = [sys.executable, "-c", code, str(folders["qwen_image"])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -853,7 +853,7 @@ def test_a_single_step_that_a_schedule_cannot_make_is_the_requests_fault(folders
     executor = start(folders["qwen_image"], DiffusionStageConfig.create("image"))
     try:
         request = DiffusionRequest("a", "a boat", num_inference_steps=1)
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = executor.execute_model((request,))
         assert isinstance(output.error, InputError) and "more than one step" in output.error.message
     finally:
         executor.shutdown()

@@ -15,7 +15,7 @@ from PIL import Image
 from support.tiny_pipelines import build_named
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.diffusers.stage import get_media
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.schema import DiffusionStageConfig
@@ -77,12 +77,12 @@ def make(executor, media: tuple[str, ...], arguments: dict, seed: int = 3) -> np
     given = {key: value for medium in media for key, value in MEDIA[medium].items()}
     conditions = executor.call.media_arguments(get_media(GenerateRequest("0", media=Media(**given))))
     request = DiffusionRequest.from_arguments("0", "a red cat", seed, arguments, conditions)
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+    (output,) = executor.execute_model((request,))
     if output.error is not None:
         raise output.error
     encoded = set(media) & {"image", "mask"}
     assert (output.times.vae_encode_s or 0) > 0 if encoded else output.times.vae_encode_s is None
-    return output.pixels
+    return output.images[0]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from support.omni_process import Ended, run_omni
 from support.tiny_pipelines.build import TinyPipeline, build, part
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 
@@ -109,12 +109,12 @@ def test_compiled_steps_take_adapters(
     assert warm["compiled_graphs"] == len(WANTED) and warm["recompiles"] == len(WANTED) - 1
     for name in [*WANTED, "half", None, "warm"]:
         request = executor.resolve(DiffusionRequest("0", PROMPT, seed=SEED, lora=name))
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = executor.execute_model((request,))
         assert output.error is None, output.error
         own, scale = WANTED[name]
         expected = plain(folder, adapters.get(own or ""), scale)
         np.testing.assert_allclose(
-            output.pixels.astype(int), expected, atol=int(compiler != "eager"), err_msg=str(name)
+            output.images[0].astype(int), expected, atol=int(compiler != "eager"), err_msg=str(name)
         )
     assert executor.execution_counters["compiled_graphs"] == warm["compiled_graphs"]
     executor.shutdown()
@@ -209,7 +209,7 @@ def test_each_of_two_transformers_has_a_part_of_an_adapter(loaded: tuple[str, ..
     for name in [*loaded, None, *reversed(loaded)]:
         wanted = replace(DiffusionRequest.from_arguments("0", PROMPT, SEED, keys), lora=name)
         request = executor.resolve(wanted)
-        (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+        (output,) = executor.execute_model((request,))
         assert output.error is None, output.error
         frames = np.stack([frame for piece in output.videos[0].pieces() for frame in piece])
         np.testing.assert_array_equal(frames, (expected[name] * 255).round().astype(np.uint8), err_msg=str(name))

@@ -21,7 +21,7 @@ from support.omni_process import run_omni
 from omni_cli.backends.diffusers import executor as executor_module
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.memory import PipelineMemory
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.checkpoints.tiny_pipelines import tiny_image
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import StageError
@@ -48,9 +48,9 @@ def start(folder: Path, **keys: Any) -> DiffusersPipelineExecutor:
 
 def make(executor: DiffusersPipelineExecutor, *prompts: str) -> list[np.ndarray]:
     requests = tuple(DiffusionRequest(str(i), prompt, seed=5 + i) for i, prompt in enumerate(prompts or ["a red cat"]))
-    outputs = executor.execute_model(DiffusionSchedulerOutput(requests)).outputs
+    outputs = executor.execute_model(requests)
     assert [output.error for output in outputs] == [None] * len(requests)
-    return [output.pixels for output in outputs]
+    return [output.images[0] for output in outputs]
 
 
 def plain(pipeline: DiffusionPipeline, *prompts: str) -> list[np.ndarray]:
@@ -154,7 +154,7 @@ def test_a_call_that_fails_leaves_no_model_on_the_device(folder, expected, monke
     monkeypatch.setattr(executor.pipeline, "maybe_free_model_hooks", lambda: (freed.append(1), free()))
     scheduler = executor.pipeline.scheduler
     monkeypatch.setattr(scheduler, "step", lambda *_, **__: 1 / 0)
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((DiffusionRequest("0", "a red cat"),))).outputs
+    (output,) = executor.execute_model((DiffusionRequest("0", "a red cat"),))
     assert output.error is not None and freed == [1]
     monkeypatch.undo()
     np.testing.assert_array_equal(make(executor)[0], expected)

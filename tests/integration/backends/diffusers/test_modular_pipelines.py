@@ -24,7 +24,6 @@ from support.tiny_pipelines.build import build
 from support.tiny_pipelines.check import SEED
 
 from omni_cli.backends.diffusers.loading import load_pipeline
-from omni_cli.backends.diffusers.requests import DiffusionSchedulerOutput
 from omni_cli.backends.diffusers.stage import DiffusersStage
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
@@ -90,7 +89,7 @@ def test_guidance_goes_to_the_guider_for_one_call(tmp_path):
         given = {"num_frames": 5} if scale is None else {"num_frames": 5, "guidance_scale": scale}
         request = GenerateRequest(str(len(made)), prompt="a red cat", diffusion=given)
         resolved = stage.executor.resolve(stage.diffusion_request(request))
-        (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
+        (output,) = stage.executor.execute_model((resolved,))
         assert output.error is None
         made.append(output.videos[0].numpy())
     assert stage.executor.pipeline.guider.guidance_scale == own
@@ -159,7 +158,7 @@ def test_references_of_all_media_are_those_of_the_plain_call(tmp_path):
 
     stage = DiffusersStage(get_spec(STAGE, str(tmp_path / "model")), lambda report: None)
     resolved = stage.executor.resolve(stage.diffusion_request(request))
-    (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((resolved,))).outputs
+    (output,) = stage.executor.execute_model((resolved,))
     assert output.error is None
     for made, plainly in zip((output.videos[0].numpy(), *output.sounds), get_arrays(expected), strict=True):
         np.testing.assert_array_equal(made, plainly)

@@ -14,7 +14,7 @@ from support.tiny_pipelines.build import build
 
 from omni_cli.backends.diffusers.arguments import call_arguments
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import DiffusionStageConfig
 
@@ -66,9 +66,9 @@ def test_the_settings_of_a_model_card_are_those_of_the_call(name: str, tmp_path:
     size = {"audio_end_in_s": 0.25} if stage.name == "audio" else {"height": 64, "width": 64}
     small = {"num_inference_steps": 2, **size}
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, {**layers, **small}, image)
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+    (output,) = executor.execute_model((request,))
     assert output.error is None
-    made = output.samples if stage.name == "audio" else output.pixels
+    made = output.sounds[0] if stage.name == "audio" else output.images[0]
     pipeline = DiffusionPipeline.from_pretrained(tmp_path)
     pipeline.set_progress_bar_config(disable=True)
     generator = torch.Generator("cpu").manual_seed(3)

@@ -18,7 +18,7 @@ from support.tiny_pipelines.build import build
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.parallel import check_denoisers
-from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionOutput, DiffusionRequest
 from omni_cli.backends.diffusers.step_cache import StepCaches, check_package
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
@@ -74,7 +74,7 @@ def guided(seed: int) -> DiffusionRequest:
 
 
 def run(executor: DiffusersPipelineExecutor, request: DiffusionRequest, **callbacks: Any) -> DiffusionOutput:
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), **callbacks).outputs
+    (output,) = executor.execute_model((request,), **callbacks)
     if output.error is not None:
         raise output.error
     return output
@@ -94,7 +94,7 @@ def plain(folder: str, seed: int) -> np.ndarray:
 
 def test_threshold_0_is_the_exact_run_and_skips_nothing(folder):
     executor = start(folder, cache={"method": "first_block", "threshold": 0.0})
-    np.testing.assert_array_equal(run(executor, guided(1)).pixels, plain(folder, 1))
+    np.testing.assert_array_equal(run(executor, guided(1)).images[0], plain(folder, 1))
     assert (executor.execution_counters["cached_calls"], executor.execution_counters["eager_calls"]) == (0, 2 * STEPS)
     assert executor.effective["cache"] == {"method": "first_block", "threshold": 0.0}
     executor.shutdown()
@@ -122,7 +122,7 @@ def test_skipped_steps_are_those_of_the_hook(folder, monkeypatch):
 @pytest.mark.parametrize("method", METHODS)
 def test_each_cache_is_used_and_a_request_takes_nothing_from_those_before(folder, method):
     executor = start(folder, cache={"method": method, **SKIPPING[method]})
-    alone = run(executor, guided(2)).pixels
+    alone = run(executor, guided(2)).images[0]
     assert np.abs(alone.astype(int) - plain(folder, 2)).max() > 0
     counted = executor.execution_counters
     assert 0 < counted["cached_calls"] < counted["eager_calls"] <= counted["cached_module_calls"] * 10
@@ -131,16 +131,16 @@ def test_each_cache_is_used_and_a_request_takes_nothing_from_those_before(folder
         if done == 3:
             executor.abort_requests([request_id])
 
-    aborted = executor.execute_model(DiffusionSchedulerOutput((guided(1),)), on_step=abort).outputs[0]
+    aborted = executor.execute_model((guided(1),), on_step=abort)[0]
     assert aborted.finish_reason == "abort"
-    np.testing.assert_array_equal(run(executor, guided(2)).pixels, alone)
+    np.testing.assert_array_equal(run(executor, guided(2)).images[0], alone)
     executor.shutdown()
 
 
 @needs_cache_dit
 def test_cache_dit_skips_in_each_half_of_guidance_what_it_says(folder):
     exact = start(folder, cache={**CACHE_DIT, "threshold": 0.0})
-    np.testing.assert_array_equal(run(exact, guided(1)).pixels, plain(folder, 1))
+    np.testing.assert_array_equal(run(exact, guided(1)).images[0], plain(folder, 1))
     assert (exact.execution_counters["cached_calls"], exact.execution_counters["eager_calls"]) == (0, 2 * STEPS)
     exact.shutdown()
 
@@ -176,7 +176,7 @@ def test_cache_dit_extrapolates_what_it_skips(folder):
     made = []
     for cache in (keys, {**keys, "taylorseer_order": 1}):
         executor = start(folder, cache=cache)
-        made.append(run(executor, guided(1)).pixels)
+        made.append(run(executor, guided(1)).images[0])
         assert executor.execution_counters["cached_calls"] == 2 * (STEPS - 4)
         executor.shutdown()
     assert np.abs(made[0].astype(int) - made[1]).max() > 0
@@ -195,7 +195,7 @@ def test_cache_dit_serves_models_for_which_diffusers_has_no_cache(name, tmp_path
         stage = DiffusionStageConfig.create("image", num_inference_steps=STEPS, cache=cache, **sizes)
         executor = DiffusersPipelineExecutor(stage, str(tmp_path), "float32", "cpu")
         call = {key: declared.call[key] for key in ("text_encoder_out_layers",) if key in declared.call}
-        made.append(run(executor, DiffusionRequest.from_arguments("0", "a red cat", 1, call)).pixels)
+        made.append(run(executor, DiffusionRequest.from_arguments("0", "a red cat", 1, call)).images[0])
         counted = executor.execution_counters
         executor.shutdown()
     np.testing.assert_array_equal(made[0], made[1])
@@ -234,7 +234,7 @@ def test_a_cache_decides_between_compiled_blocks(folder, monkeypatch, cache, com
     torch.compiler.reset()
     keys: dict[str, Any] = {"cache": {**cache, "threshold": 1e9}}
     eager, compiled = start(folder, **keys), start(folder, execution="compile", **keys)
-    pixels = [run(executor, guided(3)).pixels.astype(int) for executor in (eager, compiled)]
+    pixels = [run(executor, guided(3)).images[0].astype(int) for executor in (eager, compiled)]
     assert np.abs(pixels[0] - pixels[1]).max() <= 1
     assert compiled.execution_counters["compiled_graphs"] > 0
     assert (

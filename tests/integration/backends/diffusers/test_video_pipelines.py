@@ -26,7 +26,7 @@ from support.tiny_pipelines.build import build
 from support.videos import psnr_db, read_video
 
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
 from omni_cli.backends.diffusers.stage import DiffusersStage, get_media
 from omni_cli.checkpoints.tiny_pipelines import video
@@ -80,7 +80,7 @@ def stage(folders):
 def make(executor: DiffusersPipelineExecutor, arguments: dict, **media) -> np.ndarray:
     conditions = executor.call.media_arguments(get_media(GenerateRequest("0", media=Media(**media))))
     request = DiffusionRequest.from_arguments("0", "a red cat", 3, arguments, conditions)
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+    (output,) = executor.execute_model((request,))
     if output.error is not None:
         raise output.error
     return output.videos[0].numpy()
@@ -166,7 +166,7 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     )
     done = one_report(stage, diffusion={**arguments, "fps": "25"}, wants_frames=True)
     request = DiffusionRequest.from_arguments("1", "a red cat", 3, {**arguments, "fps": "25"})
-    (output,) = stage.executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
+    (output,) = stage.executor.execute_model((request,))
     stage.close()
     plain = DiffusionPipeline.from_pretrained(tmp_path / "ltx2")
     plain.set_progress_bar_config(disable=True)
@@ -176,13 +176,13 @@ def test_ltx_2_makes_sound_with_its_frames(tmp_path):
     frames = video.frames
     np.testing.assert_array_equal(frames, (expected.frames[0] * 255).round().astype(np.uint8))
     np.testing.assert_array_equal(output.videos[0].numpy(), frames)
-    np.testing.assert_array_equal(output.samples, expected.audio[0].T.numpy())
-    assert output.samples.std() > 0.01, "silence would equal anything"
+    np.testing.assert_array_equal(output.sounds[0], expected.audio[0].T.numpy())
+    assert output.sounds[0].std() > 0.01, "silence would equal anything"
     read = read_video(video.content)
     assert (read.fps, read.frames.shape, read.sample_rate) == (25, frames.shape, 16000)
     assert psnr_db(read.frames[0], frames[0]) > 40
-    assert (video.sound.sample_rate, video.sound.num_samples) == (16000, len(output.samples))
-    assert abs(read.sound_s - len(output.samples) / 16000) < 1 / 25
+    assert (video.sound.sample_rate, video.sound.num_samples) == (16000, len(output.sounds[0]))
+    assert abs(read.sound_s - len(output.sounds[0]) / 16000) < 1 / 25
     assert read.samples.shape[0] == 2
 
 
@@ -229,14 +229,14 @@ def test_steps_are_counted_over_all_windows_and_without_a_callback(tmp_path, nam
     def on_step(_: str, done: int, total: int) -> None:
         steps.append((done, total))
 
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=on_step).outputs
+    (output,) = executor.execute_model((request,), on_step=on_step)
     assert output.error is None and steps == [(done + 1, total) for done in range(total)]
     assert len(output.times.denoise_step_s) == total
 
     def interrupt(request_id: str, *_: int) -> None:
         executor.abort_requests([request_id])
 
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,)), on_step=interrupt).outputs
+    (output,) = executor.execute_model((request,), on_step=interrupt)
     assert output.finish_reason == "abort"
     executor.shutdown()
 

@@ -15,7 +15,7 @@ from diffusers import PRXTransformer2DModel, QwenImageTransformer2DModel
 from omni_cli.backends.diffusers import weights
 from omni_cli.backends.diffusers.executor import DiffusersPipelineExecutor
 from omni_cli.backends.diffusers.loading import load_pipeline
-from omni_cli.backends.diffusers.requests import DiffusionRequest, DiffusionSchedulerOutput
+from omni_cli.backends.diffusers.requests import DiffusionRequest
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, UsageError
@@ -36,8 +36,8 @@ def made(model: str = "builtin:tiny-image", **keys: Any) -> tuple[np.ndarray, di
     stage = DiffusionStageConfig.create("image", num_inference_steps=4, height=64, width=64, **keys)
     executor = DiffusersPipelineExecutor(stage, resolve_model(model), "float32", "cpu")
     request = DiffusionRequest("0", "a red cat", seed=1)
-    (output,) = executor.execute_model(DiffusionSchedulerOutput((request,))).outputs
-    found = output.pixels.astype(int), dict(executor.execution_counters), dict(executor.effective)
+    (output,) = executor.execute_model((request,))
+    found = output.images[0].astype(int), dict(executor.execution_counters), dict(executor.effective)
     executor.shutdown()
     return found
 

@@ -2,26 +2,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.backends.diffusers.batch_run import DiffusionScheduler
-from omni_cli.backends.diffusers.requests import (
-    DiffusionRequest,
-    DiffusionSchedulerOutput,
-    batch_key,
-)
+from omni_cli.backends.diffusers.requests import DiffusionRequest, batch_key
 
 
 def request(request_id: str, **values) -> DiffusionRequest:
     return DiffusionRequest(request_id, "a cat", **{"height": 64, "width": 64, "num_inference_steps": 4, **values})
 
 
-def ids(batch: DiffusionSchedulerOutput | None) -> list[str]:
+def ids(batch: Sequence[DiffusionRequest] | None) -> list[str]:
     assert batch is not None
-    return [r.request_id for r in batch.requests]
+    return [r.request_id for r in batch]
 
 
 def test_only_equal_calls_share_a_batch():

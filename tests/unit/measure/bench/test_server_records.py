@@ -14,7 +14,6 @@ from omni_cli.config.gate_limits import GateLimits
 from omni_cli.core.errors import ExitCode, InputError
 from omni_cli.measure.bench.protocol import Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
-from omni_cli.measure.bench.slo import SLO
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.loadtest.traffic import ClosedLoop
 from omni_cli.measure.loadtest.workload import Endpoint, ServerWorkload
@@ -35,7 +34,7 @@ REQUESTS = 60
 def workload(**changes: Any) -> ServerWorkload:
     common = dict(
         endpoint=Endpoint("chat", output_len=32), num_requests=REQUESTS, input_len=32, output_len=32, seed=0,
-        load=ClosedLoop(4).settings, slos=(SLO("ttft", 0.2),),
+        load=ClosedLoop(4).settings, slos={"ttft": 0.2},
     )  # fmt: skip
     return ServerWorkload(**{**common, **changes})
 
@@ -208,8 +207,9 @@ def test_a_busy_client_is_a_warning_and_a_busy_server_is_no_neighbour(tmp_path: 
 
 def test_the_workload_contains_everything_that_must_be_equal() -> None:
     fingerprint = workload().describe()["fingerprint"]
-    for change in (
-        {"num_requests": 61}, {"input_len": 33}, {"seed": 1}, {"load": {"request_rate": "inf"}}, {"slos": ()},
+    changes: tuple[dict[str, Any], ...] = (
+        {"num_requests": 61}, {"input_len": 33}, {"seed": 1}, {"load": {"request_rate": "inf"}}, {"slos": {}},
         {"tokenizer": "folder"}, {"extra_body": {"top_k": 1}}, {"endpoint": Endpoint("chat", output_len=31)},
-    ):  # fmt: skip
+    )  # fmt: skip
+    for change in changes:
         assert workload(**change).describe()["fingerprint"] != fingerprint

@@ -17,7 +17,6 @@ from omni_cli.cli.loadtest.reading import find_recogniser
 from omni_cli.core.errors import InputError, UsageError
 from omni_cli.measure.bench.protocol import Ran
 from omni_cli.measure.bench.quality import count_word_errors
-from omni_cli.measure.bench.slo import SLO
 from omni_cli.measure.loadtest.dataset import Dataset, read_dataset
 from omni_cli.measure.loadtest.plan import SendingTurn, ServerVariant
 from omni_cli.measure.loadtest.traffic import ClosedLoop
@@ -29,7 +28,7 @@ from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.requests.encoding import encode_wav
 
 SPEECH, TRANSCRIPTS, CHAT = Endpoint("speech"), Endpoint("transcriptions"), Endpoint("chat")
-LIMITS = [SLO("e2e", 1.0), SLO("wer", 0.1)]
+LIMITS = {"e2e": 1.0, "wer": 0.1}
 
 
 def outcome(seconds: float, expected: str, said: str) -> Outcome:
@@ -86,7 +85,7 @@ def test_an_interrupt_while_answers_are_heard_keeps_their_window(monkeypatch: py
 
 def test_the_share_is_of_all_words_and_not_of_sentences() -> None:
     window = Window((outcome(1.0, "a", "b"), outcome(1.0, "a b c", "a b c")), 0.0, 2.0, 1)
-    assert window_metrics(window, [])["wer"] == pytest.approx(1 / 4)
+    assert window_metrics(window, {})["wer"] == pytest.approx(1 / 4)
 
 
 def maker(endpoint: Endpoint, dataset: Dataset | None = None) -> RequestMaker:

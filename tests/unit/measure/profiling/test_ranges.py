@@ -14,7 +14,6 @@ from omni_cli.backends.execution import ranges
 from omni_cli.backends.execution.ranges import Consecutive, listen, mark
 from omni_cli.measure.profiling.ranges import (
     Innermost,
-    base_name,
     length,
     merge_intervals,
     range_times,
@@ -22,6 +21,7 @@ from omni_cli.measure.profiling.ranges import (
     within,
     without,
 )
+from omni_cli.records.profile_record import base_name
 from omni_cli.stage.recording import Range, Recording
 
 

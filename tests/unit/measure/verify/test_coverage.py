@@ -12,7 +12,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import transformers  # noqa: E402
 
-from omni_cli.measure.verify.coverage import Span, find_lost_speech, judge_coverage, make_long_request  # noqa: E402
+from omni_cli.measure.verify.checks import Span, find_lost_speech, judge_coverage, make_long_request  # noqa: E402
 from omni_cli.measure.verify.run_comparison import Answer  # noqa: E402
 from omni_cli.models.scores import Expected  # noqa: E402
 from omni_cli.models.transcription.long_form import Seeker, Spectrogram, Thresholds, TimeTokens  # noqa: E402
