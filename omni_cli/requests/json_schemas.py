@@ -41,8 +41,8 @@ _LONG_REPEAT = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
 # Parts of a pattern, and those that mean a character which JSON escapes: xgrammar compares patterns with the JSON
 # itself, and lets only the bare character through. From a class with other characters it takes these out.
 _PARTS = re.compile(r"\\(?:x..|u\{[^}]*\}|u....|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_ESCAPE = r'(?:["\x00-\x1f]|\\[\\"tnrvf]|\\(?:x|u00|u\{0*)(?:[01].|22|5[cC])\}?)'
-_ESCAPED = re.compile(rf"{_ESCAPE}|\[{_ESCAPE}(?:-?{_ESCAPE})*\]", re.DOTALL)
+_CHARACTER = r'(?:["\x00-\x1f]|\\[\\"tnrvf]|\\(?:x|u00|u\{0*)(?:[01].|22|5[cC])\}?)'
+_ESCAPES = re.compile(rf"{_CHARACTER}|\[{_CHARACTER}(?:-?{_CHARACTER})*\]", re.DOTALL)
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
 
@@ -143,7 +143,7 @@ def _binding(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_escaped(pattern: str) -> bool:
-    return any(map(_ESCAPED.fullmatch, _PARTS.findall(pattern)))
+    return any(map(_ESCAPES.fullmatch, _PARTS.findall(pattern)))
 
 
 def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
