@@ -198,6 +198,8 @@ class PipelineRunner:
         finally:
             self._marks = None
             marks.ranges.close()
+            if any(name.endswith("attention_kwargs") for name in arguments):
+                self.adapters.use(None)  # their `scale` may leave an adapter at another weight, which its next use sets
             if hasattr(self._pipeline, "_current_timestep"):
                 self._pipeline._current_timestep = None
         notes = notes_of_call(self._pipeline, requests[0], messages, self._call)

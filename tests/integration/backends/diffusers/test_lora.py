@@ -88,6 +88,22 @@ def test_images_are_those_of_plain_diffusers(folder: Path, adapters: dict[str, P
     assert list(results[0]["stages"][0]["effective"]["lora"]) == ["warm", "half", "to"]
 
 
+def test_the_scale_of_a_request_ends_with_it(folder: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    """diffusers leaves an adapter at weight 1 after a call with scale 0."""
+    scales = [None, 0, None, 0.5, None]
+    lines = [
+        {"prompt": PROMPT} | ({} if scale is None else {"arg": {"attention_kwargs": {"scale": scale}}})
+        for scale in scales
+    ]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    options = ("--lora", f"half={adapters['warm']}@0.5", "--requests", str(tmp_path / "requests.jsonl"))
+    ended = generate(tmp_path, "-p", "tiny-image", *options)
+    half, base, quarter = (plain(folder, adapters["warm"], weight) for weight in (0.5, 0.0, 0.25))
+    expected = [half, base, half, quarter, half]
+    for scale, image, result in zip(scales, expected, ended.document["results"], strict=True):
+        np.testing.assert_array_equal(pixels(result, tmp_path), image, err_msg=str(scale))
+
+
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_compiled_steps_take_adapters(
     compiler: str, folder: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
