@@ -276,11 +276,8 @@ class Service:
 
     async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
         """Return the last of `events`, for an answer that is sent as a whole."""
-        async with aclosing(self.events(request, exchange)) as events:
-            async for event in events:
-                if isinstance(event, RequestResult):
-                    return event
-        raise OmniError(f"request `{request.request_id}` ended without a result")
+        (result,) = await self.results([request], exchange)
+        return result
 
     async def events_of_all(
         self, requests: Sequence[GenerateRequest], exchange: Exchange
