@@ -32,6 +32,7 @@ from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
+from omni_cli.serve.schemas.fields import ModelBody
 
 T = TypeVar("T")
 _MAX_TRANSCRIPTS = 1024
@@ -135,8 +136,9 @@ def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict
 class TextReply:
     """Builds the documents of one reply: the whole, or its chunks."""
 
-    def __init__(self, prefix: str, model: str, seed: int) -> None:
-        self.id, self.created, self.model, self.seed = new_id(prefix), unix_now(), model, seed
+    def __init__(self, prefix: str, body: ModelBody, profile: str, seed: int) -> None:
+        self.id, self.created, self.seed = new_id(prefix), unix_now(), seed
+        self.model = profile if body.model is None else body.model
 
     def document(self, kind: str, choices: Sequence[object], **more: object) -> Any:
         """Return a document with these choices."""
@@ -147,8 +149,8 @@ class TextReply:
 class ChatReply(TextReply):
     """The reply to one chat, after the beginning of the answer that the request may have."""
 
-    def __init__(self, body: chat.ChatCompletionRequest, model: str, seed: int) -> None:
-        super().__init__("chatcmpl", model, seed)
+    def __init__(self, body: chat.ChatCompletionRequest, profile: str, seed: int) -> None:
+        super().__init__("chatcmpl", body, profile, seed)
         self._body = body
         self.audio_id = "audio_" + self.id.removeprefix("chatcmpl-")
         modalities = body.modalities or ["text"]

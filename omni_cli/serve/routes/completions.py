@@ -30,8 +30,7 @@ def completion_routes(service: Service) -> APIRouter:
         """Continue prompts; of several completions, the first has the request's seed, each following one the next."""
         exchange = Exchange.from_scope(request.scope)
         _check(service, body)
-        model = service.config.name if body.model is None else body.model
-        reply = CompletionReply(body, model, service.choose_seed(body.seed, exchange))
+        reply = CompletionReply(body, service.config.name, service.choose_seed(body.seed, exchange))
         requests = _generate_requests(service, body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
@@ -100,8 +99,8 @@ async def _stream(
 class CompletionReply(TextReply):
     """The reply to one request of several prompts. Without `wants_new`, only the prompts are returned."""
 
-    def __init__(self, body: CompletionRequest, model: str, seed: int) -> None:
-        super().__init__("cmpl", model, seed)
+    def __init__(self, body: CompletionRequest, profile: str, seed: int) -> None:
+        super().__init__("cmpl", body, profile, seed)
         self.body, self.n, self.wants_new = body, body.n or 1, body.max_tokens != 0
 
     def build(self, results: Sequence[RequestResult]) -> Completion:
