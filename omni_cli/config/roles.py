@@ -17,10 +17,8 @@ from omni_cli.core.text import suggest
 
 def find_family(model: object, stages: Collection[str]) -> Family | None:
     """Return the family of a profile's `model` if it is known without a download, or by the names of several stages."""
-    return _read_family(model) or _find_by_names(stages)
-
-
-def _find_by_names(stages: Collection[str]) -> Family | None:
+    if (family := _read_family(model)) is not None:
+        return family
     named = [family for family in families().values() if sorted(role.name for role in family.roles) == sorted(stages)]
     return named[0] if len(named) == 1 and len(stages) > 1 else None
 

@@ -331,14 +331,21 @@ class _Checker:
             self._add((*path, "offload"), message, "write `execution: eager` or `offload: none`")
 
     def _check_inputs(self) -> None:
-        """Report each input that names no stage, the stage itself or a later one, so that there are no cycles."""
-        order = {name: position for position, name in enumerate(self.stages)}
-        inputs = {name: _input(stage) for name, stage in self.stages.items()}
-        for name, source in inputs.items():
-            if source is None:
-                self._check_first(name)
-                continue
+        """Report each input that names no stage, the stage itself or a later one, so that there are no cycles.
+
+        Every stage has one but the first, which takes the request itself.
+        """
+        names = list(self.stages)
+        order = {name: position for position, name in enumerate(names)}
+        for name, stage in self.stages.items():
             path: TreePath = ("stages", name, "input")
+            if order[name] and isinstance(stage, dict) and "input" not in stage:
+                message = f"stage `{visible(name, 80)}` has no `input`, and is not the first stage"
+                hint = f"add `input: {visible(names[order[name] - 1], 80)}`"
+                self._add(path[:2], message, hint, at_key=True)
+            source = stage.get("input") if isinstance(stage, dict) else None
+            if not isinstance(source, str):
+                continue
             if source == name:
                 self._add(path, f"stage `{name}` takes its own output as its input")
             elif source not in self.stages:
@@ -349,15 +356,6 @@ class _Checker:
             elif order[source] > order[name]:
                 hint = f"write stage `{source}` before stage `{name}`"
                 self._add(path, f"stage `{name}` takes its input from a later stage, `{source}`", hint)
-
-    def _check_first(self, name: str) -> None:
-        """Require an input of every stage but the first, which takes the request itself."""
-        names, stage = list(self.stages), self.stages[name]
-        if name == names[0] or not isinstance(stage, dict) or "input" in stage:
-            return
-        message = f"stage `{visible(name, 80)}` has no `input`, and is not the first stage"
-        hint = f"add `input: {visible(names[names.index(name) - 1], 80)}`"
-        self._add(("stages", name), message, hint, at_key=True)
 
 
 def _likely_kind(stage: Mapping[str, object]) -> str:
@@ -375,8 +373,3 @@ def _mapping(mapping: Mapping[str, object], key: str) -> dict[str, object]:
 def _integer(mapping: Mapping[str, object], key: str, default: Default) -> int | Default:
     value = mapping.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
-
-
-def _input(stage: object) -> str | None:
-    source = stage.get("input") if isinstance(stage, dict) else None
-    return source if isinstance(source, str) else None

@@ -32,6 +32,7 @@ from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.schemas import chat
+from omni_cli.serve.schemas.fields import ModelBody
 
 T = TypeVar("T")
 _MAX_TRANSCRIPTS = 1024
@@ -132,12 +133,25 @@ def _parts(message: chat.Message, param: str, decoder: MediaDecoder, media: dict
                 yield Part("audio")
 
 
-class ChatReply:
+class TextReply:
+    """Builds the documents of one reply: the whole, or its chunks."""
+
+    def __init__(self, prefix: str, body: ModelBody, profile: str, seed: int) -> None:
+        self.id, self.created, self.seed = new_id(prefix), unix_now(), seed
+        self.model = profile if body.model is None else body.model
+
+    def document(self, kind: str, choices: Sequence[object], **more: object) -> Any:
+        """Return a document with these choices."""
+        begin = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**begin, "choices": choices, **more, "seed": self.seed}
+
+
+class ChatReply(TextReply):
     """The reply to one chat, after the beginning of the answer that the request may have."""
 
-    def __init__(self, body: chat.ChatCompletionRequest, model: str, seed: int) -> None:
-        self._body, self._model, self.seed = body, model, seed
-        self.id, self._created = new_id("chatcmpl"), unix_now()
+    def __init__(self, body: chat.ChatCompletionRequest, profile: str, seed: int) -> None:
+        super().__init__("chatcmpl", body, profile, seed)
+        self._body = body
         self.audio_id = "audio_" + self.id.removeprefix("chatcmpl-")
         modalities = body.modalities or ["text"]
         self.wants_audio = "audio" in modalities
@@ -148,15 +162,8 @@ class ChatReply:
 
     def completion(self, results: Sequence[RequestResult]) -> ChatCompletion:
         """Build the whole reply, of one choice per result."""
-        completion: ChatCompletion = {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [self._choice(index, result) for index, result in enumerate(results)],
-            "usage": usage(*results),
-            "seed": self.seed,
-        }
+        choices = [self._choice(index, result) for index, result in enumerate(results)]
+        completion: ChatCompletion = self.document("chat.completion", choices, usage=usage(*results))
         if self._body.return_stage_times:
             completion["stages"] = stage_times(results[0])
         return completion
@@ -182,7 +189,7 @@ class ChatReply:
             message["audio"] = {
                 "id": self.audio_id,
                 "data": base64.b64encode(data).decode(),
-                "expires_at": self._created,
+                "expires_at": self.created,
                 "transcript": text.text,
             }
         logprobs, num_tokens = result.stages[0].output_logprobs, len(text.token_ids)
@@ -224,7 +231,7 @@ class ChatReply:
     def end(self, result: RequestResult, index: int = 0) -> ChatCompletionChunk:
         """Build the last chunk of a choice, with its finish reason."""
         text, audio = get_output(TextOutput, result), get_audio(result)
-        delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self._created}} if self.wants_audio else {}
+        delta: ReplyDelta = {"audio": {"id": self.audio_id, "expires_at": self.created}} if self.wants_audio else {}
         chunk = self._chunk(delta, index, finish_reason=self._finish_reason(text, audio))
         self._add_token_ids(chunk["choices"][0], result)
         if self._body.return_stage_times:
@@ -233,7 +240,8 @@ class ChatReply:
 
     def usage(self, results: Sequence[RequestResult]) -> ChatCompletionChunk:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
-        return {**self._chunk({}), "choices": [], "usage": usage(*results)}
+        chunk: ChatCompletionChunk = self.document("chat.completion.chunk", [], usage=usage(*results))
+        return chunk
 
     def _finish_reason(self, text: TextOutput, audio: AudioOutput | None) -> str:
         """Return `length` also for speech that is cut: its transcript is whole then."""
@@ -258,14 +266,8 @@ class ChatReply:
             "logprobs": _logprobs(logprobs, self._body.top_logprobs) if logprobs else None,
             "finish_reason": finish_reason,
         }
-        return {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._model,
-            "choices": [choice],
-            "seed": self.seed,
-        }
+        chunk: ChatCompletionChunk = self.document("chat.completion.chunk", [choice])
+        return chunk
 
     def _add_token_ids(self, choice: Choice | ChunkChoice, result: RequestResult) -> None:
         """Add the tokens of every stage that made some: the text's under vLLM's name, the speech's next to them."""

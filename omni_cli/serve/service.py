@@ -18,7 +18,7 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import DeadlineError, OmniError, StageError
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.models.voices import openai_voices
-from omni_cli.requests.capabilities import Capabilities, cloning_profiles
+from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.media.reading import media_pool
 from omni_cli.requests.outputs import (
     Event,
@@ -125,26 +125,16 @@ class Service:
     def check_makes(self, modality: Modality) -> None:
         """Raise `APIError` (404) for an endpoint that this profile has no stage for."""
         if modality == "text" and self.capabilities.transcribes:
-            raise self._refuse_unsupported("transcribes speech and does not chat: use /v1/audio/transcriptions")
+            raise self.make_refusal("transcribes speech and does not chat: use /v1/audio/transcriptions")
         if modality in self.modalities:
             return
         others = [name for name, other in load_bundled().items() if modality in Capabilities.of(other).modalities]
         made = " and ".join(self.modalities)
-        raise self._refuse_unsupported(f"makes {made}, not {modality}; profiles that do: {', '.join(others)}")
+        raise self.make_refusal(f"makes {made}, not {modality}; profiles that do: {', '.join(others)}")
 
-    def _refuse_unsupported(self, reason: str) -> APIError:
+    def make_refusal(self, reason: str) -> APIError:
         """Return the error of an endpoint that is not for this profile."""
         return APIError(404, f"profile `{self.config.name}` {reason}", code="unsupported_endpoint")
-
-    def check_transcribes(self) -> None:
-        """Raise `APIError` (404) unless this model can transcribe speech."""
-        if not self.capabilities.hears:
-            raise self._refuse_unsupported("does not transcribe speech: serve a model that does, such as Whisper")
-
-    def check_clones(self) -> None:
-        """Raise `APIError` (404) for a profile that clones no voices."""
-        if self.capabilities.cloning is None:
-            raise self._refuse_unsupported(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
 
     @property
     def default_sampling(self) -> SamplingValues:
@@ -181,13 +171,6 @@ class Service:
             ("structured_outputs", bound is not None and len(constraint(bound)) != 1, one_of),
             ("stream_options", body.stream_options and not body.stream, "`stream_options` needs `stream: true`"),
         )
-
-    def check_edits(self, *, edits: bool) -> None:
-        """Raise `APIError` (404) where the other endpoint is the model's: it needs images, or takes none."""
-        if edits and "image" not in self.capabilities.fields:
-            raise self._refuse_unsupported("makes images from a prompt alone: use /v1/images/generations")
-        if not edits and {*self.capabilities.needed_files} - {"control_image"}:
-            raise self._refuse_unsupported("makes images from images: use /v1/images/edits")
 
     def check_given(self, media: Set[str], fields: Mapping[str, str] | None = None) -> None:
         """Raise `APIError` (400) if a request has media that the model does not take, or lacks those that it needs.
@@ -276,11 +259,8 @@ class Service:
 
     async def result(self, request: GenerateRequest, exchange: Exchange) -> RequestResult:
         """Return the last of `events`, for an answer that is sent as a whole."""
-        async with aclosing(self.events(request, exchange)) as events:
-            async for event in events:
-                if isinstance(event, RequestResult):
-                    return event
-        raise OmniError(f"request `{request.request_id}` ended without a result")
+        (result,) = await self.results([request], exchange)
+        return result
 
     async def events_of_all(
         self, requests: Sequence[GenerateRequest], exchange: Exchange

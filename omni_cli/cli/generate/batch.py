@@ -60,8 +60,6 @@ class BatchFileRun(BaseRun):
     app: ASGIApp
 
     async def _work(self) -> None:
-        if not self._end_bad_requests():
-            return
         await self.worker.start(self.progress.handle)
         self._ready_at, in_flight = time.monotonic(), asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         self.printer.on_loaded(self.worker.stages)

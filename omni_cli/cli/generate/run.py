@@ -109,7 +109,11 @@ class BaseRun(ABC):
     async def _work_and_close(self) -> None:
         try:
             self.progress.show()
-            await self._work()
+            for index, request in enumerate(self.requests):
+                if isinstance(request, BadRequest):
+                    self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
+            if len(self._records) < len(self.requests):
+                await self._work()
         finally:
             try:
                 self.printer.close()  # may fail: the terminal or the pipe can be gone
@@ -121,14 +125,7 @@ class BaseRun(ABC):
 
     @abstractmethod
     async def _work(self) -> None:
-        """Run all requests. Raises `OmniError` if none can run, `OutputError` if results cannot be written."""
-
-    def _end_bad_requests(self) -> bool:
-        """Report the invalid requests; return True if there are others."""
-        for index, request in enumerate(self.requests):
-            if isinstance(request, BadRequest):
-                self._end(index, RequestRecord(request.request_id, error=request.error, place=request.place))
-        return len(self._records) < len(self.requests)
+        """Run all valid requests. Raises `OmniError` if none can run, `OutputError` if results cannot be written."""
 
     def _show(self, index: int, request_id: str, output: Output, wanted: frozenset[Modality] | None) -> None:
         """Write and show an output, if it was requested."""
@@ -200,8 +197,6 @@ class GenerateRun(BaseRun):
     requests: Sequence[PendingRequest | BadRequest]
 
     async def _work(self) -> None:
-        if not self._end_bad_requests():
-            return
         await self.worker.start(self.progress.handle)
         self._ready_at = time.monotonic()
         self.printer.on_loaded(self.worker.stages)
@@ -254,8 +249,6 @@ class ReplicatedRun(BaseRun):
     finished: FinishedRequests
 
     async def _work(self) -> None:
-        if not self._end_bad_requests():
-            return
         specs = {index: spec for index, spec in enumerate(self.requests) if isinstance(spec, RequestSpec)}
         keys = {index: self.finished.key(spec) for index, spec in specs.items()}
         earlier = self.finished.read()

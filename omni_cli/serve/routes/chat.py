@@ -44,8 +44,7 @@ def chat_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         exchange = Exchange.from_scope(request.scope)
         check_chat(service, body)
-        model = service.config.name if body.model is None else body.model
-        reply = ChatReply(body, model, service.choose_seed(body.seed, exchange))
+        reply = ChatReply(body, service.config.name, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         requests = service.choices(generate, body.n or 1)
         if body.stream:

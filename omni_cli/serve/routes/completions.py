@@ -13,9 +13,9 @@ from omni_cli.openai_api.replies import Completion, CompletionChoice, Completion
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
-from omni_cli.serve.conversation import get_output, get_text_and_logprob, token_usage
+from omni_cli.serve.conversation import TextReply, get_output, get_text_and_logprob, token_usage
 from omni_cli.serve.errors import refuse
-from omni_cli.serve.exchange import Exchange, new_id, unix_now
+from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
 from omni_cli.serve.schemas.completions import CompletionRequest, StreamOptions
 from omni_cli.serve.service import Service
@@ -30,8 +30,7 @@ def completion_routes(service: Service) -> APIRouter:
         """Continue prompts; of several completions, the first has the request's seed, each following one the next."""
         exchange = Exchange.from_scope(request.scope)
         _check(service, body)
-        model = service.config.name if body.model is None else body.model
-        reply = CompletionReply(body, model, service.choose_seed(body.seed, exchange))
+        reply = CompletionReply(body, service.config.name, service.choose_seed(body.seed, exchange))
         requests = _generate_requests(service, body, reply, service.adapter(body.model))
         if body.stream:
             documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
@@ -97,22 +96,22 @@ async def _stream(
         yield reply.usage([results[index] for index in range(len(requests))])
 
 
-class CompletionReply:
+class CompletionReply(TextReply):
     """The reply to one request of several prompts. Without `wants_new`, only the prompts are returned."""
 
-    def __init__(self, body: CompletionRequest, model: str, seed: int) -> None:
-        self.body, self._model, self.seed = body, model, seed
-        self.id, self._created = new_id("cmpl"), unix_now()
-        self.n, self.wants_new = body.n or 1, body.max_tokens != 0
+    def __init__(self, body: CompletionRequest, profile: str, seed: int) -> None:
+        super().__init__("cmpl", body, profile, seed)
+        self.body, self.n, self.wants_new = body, body.n or 1, body.max_tokens != 0
 
     def build(self, results: Sequence[RequestResult]) -> Completion:
         """Build the whole reply."""
         choices = [CompletionParts(self, index).end(result) for index, result in enumerate(results)]
-        return {**self._document(choices), "usage": self._usage(results)}
+        completion: Completion = self.document("text_completion", choices, usage=self._usage(results))
+        return completion
 
     def chunk(self, choice: CompletionChoice, so_far: TextDelta | None = None) -> Completion:
         """Build a chunk with a part of one choice, and with the usage `so_far`."""
-        document = self._document([choice])
+        document: Completion = self.document("text_completion", [choice])
         if so_far is not None:
             num_output = so_far.num_output_tokens if self.wants_new else 0
             document["usage"] = token_usage(so_far.num_input_tokens, num_output, 0)
@@ -120,23 +119,14 @@ class CompletionReply:
 
     def usage(self, results: Sequence[RequestResult]) -> Completion:
         """Build the chunk after the last one that `stream_options.include_usage` asks for."""
-        return {**self._document([]), "usage": self._usage(results)}
+        chunk: Completion = self.document("text_completion", [], usage=self._usage(results))
+        return chunk
 
     def _usage(self, results: Sequence[RequestResult]) -> Usage:
         """Count each prompt once, and the tokens of all its completions."""
         num_input = sum(result.stages[0].num_input_tokens or 0 for result in results[:: self.n])
         num_output = sum(result.stages[0].num_output_tokens or 0 for result in results) if self.wants_new else 0
         return token_usage(num_input, num_output, 0)
-
-    def _document(self, choices: list[CompletionChoice]) -> Completion:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-            "seed": self.seed,
-        }
 
 
 class CompletionParts:

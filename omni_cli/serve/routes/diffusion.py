@@ -52,7 +52,8 @@ def image_routes(service: Service) -> APIRouter:
     async def images_generations(body: ImageRequest, request: Request) -> Response:
         """Make images; of several, the first has the request's seed, each following one the next seed."""
         _check_images(service, body)
-        service.check_edits(edits=False)
+        if {*service.capabilities.needed_files} - {"control_image"}:
+            raise service.make_refusal("makes images from images: use /v1/images/edits")
         service.check_given({"control_image"} if body.control_image else set())
         return await _reply_images(service, body, request, await service.decode(partial(_decode_controls, body)))
 
@@ -60,7 +61,8 @@ def image_routes(service: Service) -> APIRouter:
     async def images_edits(body: Annotated[ImageEditRequest, MULTIPART], request: Request) -> Response:
         """Change images: all of them, or the first one where the mask is transparent."""
         _check_images(service, body)
-        service.check_edits(edits=True)
+        if "image" not in service.capabilities.fields:
+            raise service.make_refusal("makes images from a prompt alone: use /v1/images/generations")
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
         optional = {"mask": body.mask is not None, "control_image": bool(body.control_image)}

@@ -30,8 +30,8 @@ Document = dict[str, Any]
 # Settings of the request that a response repeats.
 _REPEATED_FIELDS = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs")
 _SHOWN_FIELDS = {*_REPEATED_FIELDS, "tools", "tool_choice", "text", "reasoning"}
-# An item's text by its type: in the item, and in the names of its events.
-_PARTS = {"reasoning": ("reasoning_text", "reasoning_text"), "message": ("output_text", "output_text")}
+# An item's text by its type, in the item and in the names of its events.
+_PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 def response_routes(service: Service) -> APIRouter:
@@ -181,7 +181,7 @@ class ResponseReply:
         if kind == "message":
             more["logprobs"] = token_logprobs(logprobs, self.request.top_logprobs or 0)
             part["logprobs"] += more["logprobs"]
-        yield self._event(f"response.{_PARTS[kind][1]}.delta", **self._place(), content_index=0, **more)
+        yield self._event(f"response.{_PARTS[kind]}.delta", **self._place(), content_index=0, **more)
 
     def _add_call(self, call: ToolCallDelta) -> Iterator[Document]:
         if self._open is None or self._open["type"] != "function_call" or self._call_index != call.index:
@@ -210,7 +210,7 @@ class ResponseReply:
         self._items.append(self._open)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=deepcopy(self._open))
         if kind in _PARTS:
-            part: Document = {"type": _PARTS[kind][0], "text": ""}
+            part: Document = {"type": _PARTS[kind], "text": ""}
             if kind == "message":
                 part |= {"annotations": [], "logprobs": []}
             self._open["content"].append(part)
@@ -225,7 +225,7 @@ class ResponseReply:
         if kind in _PARTS:
             (part,) = item["content"]
             more = {"logprobs": part["logprobs"]} if kind == "message" else {}
-            yield self._event(f"response.{_PARTS[kind][1]}.done", **place, content_index=0, text=part["text"], **more)
+            yield self._event(f"response.{_PARTS[kind]}.done", **place, content_index=0, text=part["text"], **more)
             yield self._event("response.content_part.done", **place, content_index=0, part=part)
         else:
             yield self._event(

@@ -19,6 +19,7 @@ from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.models.voices import openai_voices
 from omni_cli.openai_api.replies import Deleted, SavedVoiceItem, SpeechEvent, VoiceItem, VoiceList
 from omni_cli.openai_api.routes import Route
+from omni_cli.requests.capabilities import cloning_profiles
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
 from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
@@ -279,7 +280,8 @@ def voice_routes(service: Service) -> APIRouter:
 def _store(service: Service) -> VoiceStore:
     """Return the folder of saved voices. Raises `APIError` for a model that clones none, and for a server without."""
     service.check_makes("audio")
-    service.check_clones()
+    if service.capabilities.cloning is None:
+        raise service.make_refusal(f"does not clone voices; profiles that do: {', '.join(cloning_profiles())}")
     if service.voices is None:
         message = "this server keeps no voices: start it with `--voices-dir DIR`, or send `ref_audio` with each request"
         raise APIError(400, message, code="voices_not_kept")

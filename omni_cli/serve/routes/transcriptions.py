@@ -61,7 +61,8 @@ def transcription_routes(service: Service) -> APIRouter:
 async def _answer(service: Service, body: SoundRequest, task: SpeechTask, request: Request) -> Response:
     exchange = Exchange.from_scope(request.scope)
     service.check_model(body.model)
-    service.check_transcribes()
+    if not service.capabilities.hears:
+        raise service.make_refusal("does not transcribe speech: serve a model that does, such as Whisper")
     service.check_prompt_length(len(body.prompt or ""))
     media = await service.decode(partial(_media, body))
     ((samples, sample_rate),) = media["media"].audio
