@@ -335,7 +335,7 @@ class OmniLLM:
             case _:
                 assert report.request_id is not None  # the case above took those
                 queue = self._requests.get(report.request_id)
-                # An aborted request may still appear in a report that was sent before.
+                # A stage may report on a request that has ended, such as on input that came too late.
                 if queue is not None:
                     queue.put_nowait((client.name, report))
 

@@ -158,6 +158,7 @@ def _serve(
                     return
                 case AbortRequest():
                     stage.abort(command.request_id)
+                    emit(command)
                 case AddRequest() | AppendInput():
                     _take(spec, stage, command, emit)
                 case SleepStage(level):
