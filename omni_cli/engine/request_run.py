@@ -79,7 +79,7 @@ class RequestRun:
         self._chunks: dict[str, list[AudioChunk]] = {}
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
-        self._held: list[tuple[str, RequestDone]] = []
+        self._held: list[tuple[str, RequestDone | Failure]] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -113,6 +113,8 @@ class RequestRun:
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         match report:
+            case Failure() if not self._streams and self._wants("text") and self._previous(name) in self._inside:
+                self._held.append((name, report))  # an early talker's: the text is kept
             case Failure():
                 del self._inside[name]
                 raise report.error(name)
