@@ -141,8 +141,7 @@ class RequestRun:
                     yield from self._get_events(*each)
 
     def _previous(self, name: str) -> str | None:
-        position = self._chain.index(name)
-        return self._chain[position - 1] if position else None
+        return [None, *self._chain][self._chain.index(name)]
 
     def _finish_stage(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)

@@ -253,10 +253,9 @@ class StageClient:
     def _handle(self, *reports: Report | None) -> None:
         self._heard_s = self._loop.time()
         for report in reports:
-            if isinstance(report, AbortRequest):
-                self._leaving.remove(report.request_id)
-                continue
             if getattr(report, "request_id", None) in self._leaving:
+                if isinstance(report, AbortRequest):
+                    self._leaving.remove(report.request_id)
                 continue
             match report:
                 case None:
