@@ -102,7 +102,7 @@ class Sampling(StrictKeys):
         None, ge=0, lt=2**63, description="Seed of this stage's sampling. Default: the request's seed."
     )
     logprobs: int | None = Field(
-        None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens; -1: all."
+        None, ge=-1, le=MAX_TOKENS, description="Log probabilities of this many most likely tokens, in JSON; -1: all."
     )
 
     def set_values(self) -> dict[str, object]:

@@ -249,10 +249,8 @@ class OmniLLM:
         finally:
             del self._requests[request.request_id]
         stage_output = run.stage_output if request.stage.wants_output and error is None else None
-        arrivals = tuple(run.audio_arrivals)
-        yield RequestResult(
-            request.request_id, run.outputs, run.traces, error, stage_output, arrivals, run.rtf, run.notes
-        )
+        known = (request.request_id, run.outputs, run.traces, error, stage_output)
+        yield RequestResult(*known, tuple(run.audio_arrivals), run.rtf, run.notes)
 
     async def record(self, command: RecordingCommand, stage: str) -> RecordingReport:
         """Send a recording command to a stage without requests, one at a time. Raises the stage's error."""
@@ -300,10 +298,8 @@ class OmniLLM:
         return self._clients[name]
 
     def _trace(self, client: StageClient, report: RequestDone) -> StageTrace:
-        fields: dict[str, Any] = dict(report.trace)
-        for name, value in fields.items():
-            if isinstance(value, list):
-                fields[name] = tuple(value)
+        lists = {name: tuple(value) for name, value in report.trace.items() if isinstance(value, list)}
+        fields: dict[str, Any] = {**report.trace, **lists}
         return StageTrace(name=client.name, kind=client.kind, effective=self._infos[client.name].effective, **fields)
 
     def _handle(self, client: StageClient, report: Report | None) -> None:
@@ -335,7 +331,7 @@ class OmniLLM:
             case _:
                 assert report.request_id is not None  # the case above took those
                 queue = self._requests.get(report.request_id)
-                # An aborted request may still appear in a report that was sent before.
+                # A stage may report on a request that has ended, such as on input that came too late.
                 if queue is not None:
                     queue.put_nowait((client.name, report))
 

@@ -79,7 +79,7 @@ class RequestRun:
         self._chunks: dict[str, list[AudioChunk]] = {}
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
-        self._held: list[tuple[str, RequestDone]] = []
+        self._held: list[tuple[str, RequestDone | Failure]] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -113,6 +113,8 @@ class RequestRun:
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         match report:
+            case Failure() if not self._streams and self._wants("text") and self._previous(name) in self._inside:
+                self._held.append((name, report))  # an early talker's: the text is kept
             case Failure():
                 del self._inside[name]
                 raise report.error(name)
@@ -139,8 +141,7 @@ class RequestRun:
                     yield from self._get_events(*each)
 
     def _previous(self, name: str) -> str | None:
-        position = self._chain.index(name)
-        return self._chain[position - 1] if position else None
+        return [None, *self._chain][self._chain.index(name)]
 
     def _finish_stage(self, name: str, report: RequestDone) -> Iterator[Event]:
         client = self._inside.pop(name)

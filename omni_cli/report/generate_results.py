@@ -257,6 +257,9 @@ def _trace(trace: StageTrace) -> dict[str, object]:
         value = getattr(trace, name)
         if value is not None:
             stage[name] = _integers(value) if name in ("output_token_ids", "output_codes") else value
+    if trace.output_logprobs is not None:  # as over HTTP, JSON has no infinity
+        found = trace.output_logprobs
+        stage["output_logprobs"] = [[(token, max(nats, -9999.0), text) for token, nats, text in each] for each in found]
     stage["effective"] = dict(trace.effective)
     return stage
 

@@ -41,7 +41,7 @@ _LONG_REPEAT = re.compile(r"[{](\d+,)?(129|1[3-9]\d|[2-9]\d\d|\d{4,})[,}]")
 # Parts of a pattern, and those that mean a character which JSON escapes: xgrammar compares patterns with the JSON
 # itself, and lets only the bare character through. From a class with other characters it takes these out.
 _PARTS = re.compile(r"\\(?:x..|u\{[^}]*\}|u....|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_CHARACTER = r'(?:["\x00-\x1f]|\\[\\"tnrvf]|\\(?:x|u00|u\{0*)(?:[01].|22|5[cC])\}?)'
+_CHARACTER = r'(?:["\x00-\x1f]|\\[\\"tnrvfa]|\\(?:x|u00|u\{0*)(?:[01].|22|5[cC])\}?)'
 _ESCAPES = re.compile(rf"{_CHARACTER}|\[{_CHARACTER}(?:-?{_CHARACTER})*\]", re.DOTALL)
 _ALTERNATIVES = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 
@@ -146,7 +146,19 @@ def _has_escaped(pattern: str) -> bool:
     return any(map(_ESCAPES.fullmatch, _PARTS.findall(pattern)))
 
 
+def _in_ascii(schema: dict[str, Any]) -> dict[str, Any]:
+    """Spell a pattern's other characters by their codes: beside one in a class, xgrammar keeps no escapes out."""
+
+    def spell(pattern: str) -> str:
+        return re.sub(r"[^\x00-\x7f]", lambda found: f"\\u{{{ord(found[0]):x}}}", pattern)
+
+    named = {spell(name): values for name, values in schema.get("patternProperties", {}).items()}
+    spelled = {"patternProperties": named, "pattern": spell(schema.get("pattern", ""))}
+    return {**schema, **{key: spelled[key] for key in spelled.keys() & schema.keys()}}
+
+
 def _kept_in_tag(schema: dict[str, Any]) -> dict[str, Any]:
+    schema = _in_ascii(schema)
     pattern = schema.get("pattern", "")
     if "format" in schema:  # has a character or more, and is a note beside a whole pattern, as of Zod's
         implied = {"minLength": schema.get("minLength", 2) <= 1, "format": f"{pattern[:1]}{pattern[-1:]}" == "^$"}

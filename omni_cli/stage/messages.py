@@ -45,6 +45,8 @@ class AppendInput(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request; the stage sends this back once it has, after its last report of the request."""
+
     request_id: str
 
 
@@ -215,6 +217,7 @@ Report = (
     | StageOutputChunk
     | WaveformChunk
     | RequestDone
+    | AbortRequest
     | MemoryReport
     | CountersReport
     | SleepState

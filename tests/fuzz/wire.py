@@ -16,6 +16,7 @@ from fuzz.msgpack_mutation import damaged
 from omni_cli.requests.contents import CallFile, Media, StageIO
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
+    AbortRequest,
     AddRequest,
     AppendInput,
     DecodeError,
@@ -47,6 +48,7 @@ REPORTS = [
     encode(Progress("0", 1, None, "token")),
     encode(TextChunk("0", "a")),
     encode(StageOutputChunk("0", b"\x80", is_last=False)),
+    encode(AbortRequest("0")),
     encode(WaveformChunk("0", AudioOutput(SAMPLES, 24_000))),
     encode(RequestDone("0", {"latency_s": 0.1}, text=TextOutput("a", (1,), "stop"), images=(PIXELS,))),
     encode(RequestDone("0", {}, videos=(VideoOutput(b"", b"", 2, 2, 9, Fraction(24000, 1001), frames=PIXELS),))),

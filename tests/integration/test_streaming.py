@@ -223,6 +223,23 @@ def test_leaving_in_the_middle_frees_every_stage(tiny_omni):
     assert [result.error for result in results] == [None] * 8
 
 
+def test_a_request_may_have_the_id_of_one_that_was_left(tiny_omni):
+    brief = GenerateRequest("same", "hello there", modalities=frozenset({"text"}), sampling={"max_tokens": 20})
+
+    async def leave_and_ask() -> list[Event]:
+        async with aclosing(tiny_omni.llm.generate(spoken("same", max_tokens=1500))) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    break
+            time.sleep(0.5)  # more of its text is there when it is left
+        return [event async for event in tiny_omni.llm.generate(brief)]
+
+    *events, result = tiny_omni._call(leave_and_ask())
+    (text,) = result.outputs
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == text.text
+    assert result.outputs == tiny_omni.run(brief).outputs
+
+
 @pytest.mark.parametrize(
     ("stage", "late"),
     sample(

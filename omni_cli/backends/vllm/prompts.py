@@ -215,8 +215,8 @@ def _call(call: ToolCall) -> dict[str, object]:
 
 
 def _content(message: Message) -> object:
-    """Convert a message's parts to vLLM's content; plain text if there are no media."""
-    if all(part.type == "text" for part in message.parts):
+    """Convert a message's parts to vLLM's content, which joins several texts as the chat template takes them."""
+    if not message.parts or (len(message.parts) == 1 and message.parts[0].type == "text"):
         return "".join(part.text for part in message.parts)
     return [{"type": "text", "text": part.text} if part.type == "text" else _PARTS[part.type] for part in message.parts]
 

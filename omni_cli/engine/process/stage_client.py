@@ -80,6 +80,8 @@ class StageClient:
         self._writer = threading.Thread(target=self._write, name=f"omni-{self.name}-writer", daemon=True)
         # The stage's requests, and whether all of their input has been sent.
         self._inside: dict[str, bool] = {}
+        # Aborted ones of which reports may still arrive, when another request may have the id.
+        self._leaving: list[str] = []
         self._heard_s = 0.0
         self._began_s: float | None = None
 
@@ -133,6 +135,7 @@ class StageClient:
                 self._inside[command.request_id] = command.is_last
             case AbortRequest():
                 self._inside.pop(command.request_id, None)
+                self._leaving.append(command.request_id)
         if not had_work:
             self._heard_s = self._loop.time()
 
@@ -250,6 +253,10 @@ class StageClient:
     def _handle(self, *reports: Report | None) -> None:
         self._heard_s = self._loop.time()
         for report in reports:
+            if getattr(report, "request_id", None) in self._leaving:
+                if isinstance(report, AbortRequest):
+                    self._leaving.remove(report.request_id)
+                continue
             match report:
                 case None:
                     self._ended.set()

@@ -158,6 +158,7 @@ def _serve(
                     return
                 case AbortRequest():
                     stage.abort(command.request_id)
+                    emit(command)
                 case AddRequest() | AppendInput():
                     _take(spec, stage, command, emit)
                 case SleepStage(level):
@@ -199,11 +200,10 @@ def _take(spec: StageSpec, stage: Stage, command: AddRequest | AppendInput, emit
         ranges.request_began(request_id)
     try:
         with ranges.mark("take input"):
-            match command:
-                case AddRequest():
-                    stage.add(command.request)
-                case AppendInput():
-                    stage.append(command)
+            if isinstance(command, AddRequest):
+                stage.add(command.request)
+            else:
+                stage.append(command)
     except Exception as error:  # noqa: BLE001 - one request that a library chokes on must not end the others
         stage.abort(request_id)
         emit(as_failure(error, spec.stage, request_id=request_id))

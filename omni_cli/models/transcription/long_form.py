@@ -309,8 +309,10 @@ class TimedModel:
 
     def read_words(self, seeker: Seeker, language: str | None) -> Iterator[Word]:
         """Yield the words of a sound whose windows have ended."""
-        ids = [self._tokenizer.convert_tokens_to_ids(f"<|{language}|>"), *chain(*seeker.heard)]
-        made = {"tokens": torch.tensor([ids]), "token_timestamps": torch.tensor([[0.0, *seeker.ends_s]])}
+        mark, ids, ends_s = self._tokenizer.convert_tokens_to_ids(f"<|{language}|>"), seeker.heard, seeker.ends_s
+        if mark in self._tokenizer.all_special_ids:  # it would be a word of a tokenizer that marks it not as such
+            ids, ends_s = [(mark,), *ids], [0.0, *ends_s]
+        made = {"tokens": torch.tensor([[*chain(*ids)]]), "token_timestamps": torch.tensor([ends_s])}
         step_s = self._clock.frames_per_step * self._clock.frame_s
         form = {"return_timestamps": "word", "return_language": None, "time_precision": step_s}
         for word in self._tokenizer._decode_asr([made], **form)[1]["chunks"]:

@@ -105,7 +105,11 @@ def _decode_edit(body: ImageEditRequest, decoder: MediaDecoder) -> dict[str, Any
 def _check_images(service: Service, body: ImageFields) -> None:
     service.check(body.model, "image", body.num_prompt_chars)
     limit = service.limits.max_n
-    refuse(("n", body.n is not None and body.n > limit, f"`n` may be at most {limit}"))
+    is_vain = body.image_format == "png" and body.output_compression not in (None, 100)
+    refuse(
+        ("n", body.n is not None and body.n > limit, f"`n` may be at most {limit}"),
+        ("output_compression", is_vain, "`output_compression` needs `output_format: jpeg` or `webp`"),
+    )
 
 
 def _generate_request(

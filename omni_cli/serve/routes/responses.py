@@ -17,12 +17,12 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ToolCallDelta
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput, TokenLogprobs
 from omni_cli.serve.conversation import count_tokens, get_output, token_logprobs
-from omni_cli.serve.errors import APIError
+from omni_cli.serve.errors import APIError, refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
 from omni_cli.serve.routes.chat import check_chat, text_request
-from omni_cli.serve.schemas.responses import ResponseRequest
+from omni_cli.serve.schemas.responses import LOGPROBS, ResponseRequest
 from omni_cli.serve.service import Service
 from omni_cli.serve.sse import event_stream
 
@@ -66,6 +66,8 @@ def response_routes(service: Service) -> APIRouter:
 
 
 def _generate_request(service: Service, reply: ResponseReply, decoder: MediaDecoder) -> GenerateRequest:
+    is_vain = reply.request.top_logprobs and not reply.request.wants_logprobs
+    refuse(("top_logprobs", is_vain, f'`top_logprobs` needs `include: ["{LOGPROBS}"]`'))
     chat = reply.request.as_chat()
     check_chat(service, chat)
     return text_request(service, chat, reply.id, reply.seed, decoder)

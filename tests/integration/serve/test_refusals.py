@@ -114,6 +114,7 @@ PICTURE_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "response_format": "file"}, "'b64_json' or 'url'"),
     ({"prompt": "x", "output_format": "gif"}, "`output_format` must be 'png', 'jpeg' or 'webp', not 'gif'"),
     ({"prompt": "x", "output_compression": 101}, "less than or equal to 100"),
+    ({"prompt": "x", "output_compression": 50}, "`output_compression` needs `output_format: jpeg` or `webp`"),
     ({"prompt": "x", "style": "vivid"}, "`style` is not supported"),
     ({"prompt": "x", "seed": 2**64}, "less than 18446744073709551616"),
     ({"prompt": "x", "control_image": "data:image/png;base64,AAAA"}, "takes no `control_image`"),

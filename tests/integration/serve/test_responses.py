@@ -137,9 +137,10 @@ def test_a_schema_binds_the_text(omni: OmniServer) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]}, "input"),
         ({"instruction": "x"}, "instruction"),
+        ({"top_logprobs": 2}, "top_logprobs"),
     ],
 )
-def test_what_needs_state_is_refused_by_name(omni: OmniServer, fields: Fields, param: str) -> None:
+def test_what_has_no_effect_is_refused_by_name(omni: OmniServer, fields: Fields, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         create(omni, input=fields.get("input", "hello"), extra_body=fields)
     assert refused.value.param == param

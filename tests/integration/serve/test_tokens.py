@@ -46,6 +46,14 @@ def test_messages(omni: OmniServer, begins: bool) -> None:
     assert (found["count"] == answer.usage.prompt_tokens) is begins
 
 
+def test_several_texts_of_a_message_are_joined_as_by_vllm(omni: OmniServer, tools_server: OmniServer) -> None:
+    """A template that takes parts has them without a mark between; for one that takes text, vLLM puts them on lines."""
+    parts = [{"type": "text", "text": "water"}, {"type": "text", "text": "fire"}]
+    for server, joined in ((omni, "waterfire"), (tools_server, "water\nfire")):
+        found = [ask(server, messages=[{"role": "user", "content": content}])["tokens"] for content in (parts, joined)]
+        assert found[0] == found[1]
+
+
 def test_messages_with_an_image(omni: OmniServer, image_url: str) -> None:
     parts = [{"type": "image_url", "image_url": {"url": image_url}}, {"type": "text", "text": "this"}]
     messages: Any = [{"role": "user", "content": parts}]

@@ -97,6 +97,14 @@ def results(records: list[RequestRecord]) -> Any:
     return generate_document(CONFIG, records, [])["results"]
 
 
+def test_log_probabilities_that_a_request_asks_for() -> None:
+    trace = StageTrace("thinker", "ar", 0.1, output_logprobs=(((7, -0.5, "a"), (8, -np.inf, None)),))
+    (result,) = results([RequestRecord("0", (), (trace,))])
+    assert json.loads(json.dumps(result, allow_nan=False))["stages"][0]["output_logprobs"] == [
+        [[7, -0.5, "a"], [8, -9999.0, None]]
+    ]
+
+
 def test_a_failed_request_has_a_reason_and_keeps_its_outputs() -> None:
     error = StageError("no memory left", stage="talker", hint="use fewer requests")
     record = RequestRecord("b", OUTPUTS[:1], (), error, place="r.jsonl:3")

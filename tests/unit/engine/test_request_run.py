@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_cli.core.errors import InputError
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.requests.contents import SpeechOptions
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, OutputReady, StageTrace, TextOutput
-from omni_cli.stage.messages import RequestDone, StageOutputChunk
+from omni_cli.stage.messages import Failure, RequestDone, StageOutputChunk
 
 
 @dataclass
@@ -58,3 +59,22 @@ def test_a_sound_comes_after_the_text_and_has_the_reason_of_its_codes_in_any_ord
     assert [output.finish_reason for output in chain.outputs] == ["stop", "length"]
     assert [trace.name for trace in chain.traces] == ["thinker", "talker", "code2wav"]
     assert outputs == [TextOutput, AudioOutput]
+
+
+def test_the_text_of_a_whole_request_is_kept_when_its_early_talker_fails():
+    async def run() -> RequestRun:
+        chain = RequestRun(
+            GenerateRequest("one", prompt="hello"), ["thinker", "talker"], Stage,  # type: ignore[arg-type]
+            lambda stage, done: StageTrace(stage.name, "ar", 0.1),
+            streams=False, early=("talker",),
+        )  # fmt: skip
+        chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"tokens", is_last=False)))
+        chain.queue.put_nowait(("talker", Failure("input", "too long", request_id="one")))
+        chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"more", is_last=True)))
+        chain.queue.put_nowait(("thinker", RequestDone("one", {}, text=TextOutput("hi", (), "stop"))))
+        with pytest.raises(InputError, match="too long"):
+            _ = [event async for event in chain.events()]
+        return chain
+
+    (text,) = asyncio.run(asyncio.wait_for(run(), 10)).outputs
+    assert isinstance(text, TextOutput) and text.text == "hi"

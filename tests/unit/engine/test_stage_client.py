@@ -73,6 +73,7 @@ async def is_busy_after(*messages: Any) -> bool:
         ((WHOLE, OTHER, DONE), True),
         ((OTHER, BEGUN, DONE, REST), True),
         ((OTHER, BEGUN, FAILED), True),
+        ((WHOLE, GONE, WHOLE, DONE), True),  # the end of the one that was aborted
     ],
 )
 def test_busy(messages: tuple[Any, ...], expected: bool) -> None:

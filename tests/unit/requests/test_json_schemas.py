@@ -140,7 +140,7 @@ def test_what_only_the_grammar_of_a_tool_call_does_not_keep(schema: dict[str, An
 
 ESCAPED = [
     r'^"a"$', r'^\"$', r"^a\tb$", "^a\tb$", r"^\n+$", r"^\v$", r"^\x22$", r"^\x5C$", r"^\u0022$", r"^\u{5c}$",
-    r"^[\n\r]$", r'^["]$', r"^[\x00-\x1f]$", r"^\[\\$", r'^\["$',
+    r"^[\n\r]$", r"^\a$", r'^["]$', r"^[\x00-\x1f]$", r"^\[\\$", r'^\["$',
 ]  # fmt: skip
 PLAIN = [
     r"^.+$", r"^[^\"\\]+$", r"^[\t ]$", r'^["a]$', r"^\s*a\S\w\W\d\D$", r"^\/[\s\S]$", r"^\x41\u0041$", r"^\[a\]$",
@@ -157,6 +157,14 @@ def test_a_pattern_of_a_tool_call_means_no_character_that_json_escapes(pattern: 
         return
     with pytest.raises(ValueError, match="`pattern`"):
         check_tag_schema(schema)
+
+
+def test_a_pattern_of_a_tool_call_is_spelled_in_ascii() -> None:
+    """xgrammar would let a quote through for `[^é]`."""
+    word = {"type": "string", "pattern": "^[^é\\d]\\s😀é$"}
+    kept = check_tag_schema({"type": "object", "patternProperties": {"^é": word}, "additionalProperties": False})
+    spelled = {"type": "string", "pattern": r"^[^\u{e9}\d]\s\u{1f600}\u{e9}$"}
+    assert kept["patternProperties"] == {r"^\u{e9}": spelled}
 
 
 def test_lengths_in_a_tool_call_are_a_pattern() -> None:
