@@ -60,7 +60,8 @@ from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.records.record import Record, Sample, Variant, workload_fingerprint
 from omni_cli.records.record_file import save_record
 from omni_cli.requests.contents import SpeechOptions, TextOptions
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult, StageTrace, TextDelta
+from omni_cli.requests.events import AudioChunk, TextDelta
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, StageTrace
 from omni_cli.stats.blocks import summarise
 
 

@@ -205,7 +205,8 @@ def _range(values: list[float]) -> str:
 async def _speak(llm: Any, text: str, *, streamed: bool) -> tuple[float, float, int]:
     """Return the seconds to the first audio and to the end, and the number of samples."""
     from omni_cli.requests.contents import SpeechOptions
-    from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest
+    from omni_cli.requests.events import AudioChunk
+    from omni_cli.requests.outputs import AudioOutput, GenerateRequest
 
     began_s, first_s, num_samples = time.perf_counter(), None, 0
     request = GenerateRequest(text, text, speech=SpeechOptions(speaker="vivian", stream_audio=streamed))

@@ -29,8 +29,8 @@ from omni_cli.engine.mps import MpsServer
 from omni_cli.engine.process.fork_server import ForkServer
 from omni_cli.engine.process.stage_client import StageClient, watch
 from omni_cli.engine.request_run import RequestRun
+from omni_cli.requests.events import Event
 from omni_cli.requests.outputs import (
-    Event,
     GenerateRequest,
     MemoryPlanned,
     RequestResult,

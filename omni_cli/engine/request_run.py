@@ -13,10 +13,9 @@ import numpy as np
 from omni_cli.core.errors import StageError
 from omni_cli.engine.process.stage_client import StageClient
 from omni_cli.requests.contents import StageIO
+from omni_cli.requests.events import AudioChunk, Event, TextDelta
 from omni_cli.requests.outputs import (
-    AudioChunk,
     AudioOutput,
-    Event,
     GenerateRequest,
     ImageOutput,
     Modality,
@@ -25,7 +24,6 @@ from omni_cli.requests.outputs import (
     StageProgress,
     StageTrace,
     TensorOutput,
-    TextDelta,
     audio_seconds,
 )
 from omni_cli.stage.messages import (
@@ -37,8 +35,6 @@ from omni_cli.stage.messages import (
     Report,
     RequestDone,
     StageOutputChunk,
-    TextChunk,
-    WaveformChunk,
 )
 
 
@@ -120,18 +116,17 @@ class RequestRun:
                 raise report.error(name)
             case Progress():
                 yield StageProgress(stage=name, **msgspec.structs.asdict(report))
-            case TextChunk() if self._wants("text"):
-                yield TextDelta(**msgspec.structs.asdict(report))
+            case TextDelta() if self._wants("text"):
+                yield report
             case StageOutputChunk():
                 if report.is_last:
                     self._ending.add(name)
                 self._send_on(self._chain.index(name) + 1, report.stage_output, is_last=report.is_last)
-            case WaveformChunk():
-                chunk = AudioChunk(report.request_id, report.audio.samples, report.audio.sample_rate)
-                self._chunks.setdefault(name, []).append(chunk)
+            case AudioChunk():
+                self._chunks.setdefault(name, []).append(report)
                 if self._streams_to_caller:
                     self._note_audio(sum(len(chunk.samples) for chunk in self._chunks[name]))
-                    yield chunk
+                    yield report
             case RequestDone() if self._previous(name) in self._ending & self._inside.keys():
                 self._held.append((name, report))  # its sound has the reason of that end
             case RequestDone():

@@ -17,7 +17,6 @@ from omni_cli.requests.contents import (
     StageIO,
     TextOptions,
     ToolCall,
-    ToolCallDelta,
     Transcript,
     TranscriptionOptions,
 )
@@ -313,32 +312,6 @@ class StageProgress:
 
 
 @dataclass(frozen=True)
-class TextDelta:
-    """Event: more text of a request's answer, with the numbers of tokens of its prompt and of the answer so far.
-
-    `logprobs` are those of its tokens, if the request asks for them, and so is the `prompt` of the first one.
-    """
-
-    request_id: str
-    text: str
-    num_input_tokens: int = 0
-    num_output_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    prompt: PromptTokens | None = None
-
-
-@dataclass(frozen=True)
-class AudioChunk:
-    """Event: the next part of a request's audio, float32 (num_samples,) in [-1, 1]; joined, they are its output."""
-
-    request_id: str
-    samples: np.ndarray
-    sample_rate: int
-
-
-@dataclass(frozen=True)
 class OutputReady:
     """Event: one output of a request is complete, while later stages may still run."""
 
@@ -369,8 +342,3 @@ class RequestResult:
     def ttfp_s(self) -> float | None:
         """The seconds from a request's arrival to its first audio."""
         return self.audio_arrivals[0][0] if self.audio_arrivals else None
-
-
-Event = (
-    MemoryPlanned | StageLoading | StageFailed | StageProgress | TextDelta | AudioChunk | OutputReady | RequestResult
-)

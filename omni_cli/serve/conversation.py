@@ -27,7 +27,8 @@ from omni_cli.openai_api.replies import (
 )
 from omni_cli.requests.contents import Media, ToolCall, ToolCallDelta
 from omni_cli.requests.encoding import encode_audio, encode_pcm16
-from omni_cli.requests.outputs import AudioOutput, Message, Part, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.requests.events import TextDelta
+from omni_cli.requests.outputs import AudioOutput, Message, Part, RequestResult, TextOutput, TokenLogprobs
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import new_id, unix_now
 from omni_cli.serve.media import MediaDecoder

@@ -11,15 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 
 from omni_cli.core.energy import EnergyMeter
-from omni_cli.requests.outputs import (
-    AudioOutput,
-    ImageOutput,
-    RequestResult,
-    StageInfo,
-    StageProgress,
-    TextDelta,
-    VideoOutput,
-)
+from omni_cli.requests.events import TextDelta
+from omni_cli.requests.outputs import AudioOutput, ImageOutput, RequestResult, StageInfo, StageProgress, VideoOutput
 from omni_cli.serve.exchange import Exchange
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.energy import open_meter
-from omni_cli.requests.outputs import Event
+from omni_cli.requests.events import Event
 from omni_cli.serve.app import create_app
 from omni_cli.serve.exchange import AccessLog, Exchange, LibraryMessages
 from omni_cli.serve.limits import ServerSettings

@@ -19,16 +19,9 @@ from omni_cli.core.errors import DeadlineError, OmniError, StageError
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.models.voices import openai_voices
 from omni_cli.requests.capabilities import Capabilities
+from omni_cli.requests.events import Event
 from omni_cli.requests.media.reading import media_pool
-from omni_cli.requests.outputs import (
-    Event,
-    GenerateRequest,
-    Modality,
-    RequestResult,
-    StageProgress,
-    TextOutput,
-    audio_seconds,
-)
+from omni_cli.requests.outputs import GenerateRequest, Modality, RequestResult, StageProgress, TextOutput, audio_seconds
 from omni_cli.requests.sampling import SamplingValues, is_by_default, names_drawing
 from omni_cli.serve.conversation import ChatReply, Transcripts
 from omni_cli.serve.errors import APIError, refuse, shutting_down, unavailable

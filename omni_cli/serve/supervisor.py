@@ -8,7 +8,8 @@ from contextlib import aclosing
 from typing import Literal, Protocol
 
 from omni_cli.core.errors import OmniError, StageError
-from omni_cli.requests.outputs import Event, GenerateRequest, StageFailed, StageInfo
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, StageFailed, StageInfo
 from omni_cli.serve.errors import unavailable
 from omni_cli.serve.metrics import Metrics
 

@@ -22,8 +22,9 @@ from omni_cli.core.errors import (
     StageError,
     UsageError,
 )
-from omni_cli.requests.contents import CallFile, ToolCallDelta, changed_items
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, PromptTokens, TextOutput, TokenLogprobs, VideoOutput
+from omni_cli.requests.contents import CallFile, changed_items
+from omni_cli.requests.events import AudioChunk, TextDelta
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
 from omni_cli.requests.shared_samples import SharedSamples, open_samples
 from omni_cli.stage.recording import RecordingCommand, RecordingReport
 
@@ -159,35 +160,12 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """The stage made a step without output."""
 
 
-class TextChunk(msgspec.Struct, frozen=True, tag=True):
-    """More text, reasoning and calls, the log-probabilities of its tokens, and the numbers of tokens so far.
-
-    The first one has the prompt, if the request wants it.
-    """
-
-    request_id: str
-    text: str
-    num_input_tokens: int = 0
-    num_output_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    prompt: PromptTokens | None = None
-
-
 class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):
     """A part of the next stage's input, sent while this stage continues; the last part precedes `RequestDone`."""
 
     request_id: str
     stage_output: bytes
     is_last: bool
-
-
-class WaveformChunk(msgspec.Struct, frozen=True, tag=True):
-    """The next part of a request's audio, streamed or not. `RequestDone` does not repeat audio sent in chunks."""
-
-    request_id: str
-    audio: AudioOutput
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
@@ -213,9 +191,9 @@ Report = (
     | Failure
     | Progress
     | Alive
-    | TextChunk
+    | TextDelta
     | StageOutputChunk
-    | WaveformChunk
+    | AudioChunk
     | RequestDone
     | AbortRequest
     | MemoryReport

@@ -14,7 +14,8 @@ import numpy as np
 
 from fuzz.msgpack_mutation import damaged
 from omni_cli.requests.contents import CallFile, Media, StageIO
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, TextOutput, VideoOutput
+from omni_cli.requests.events import AudioChunk, TextDelta
+from omni_cli.requests.outputs import GenerateRequest, TextOutput, VideoOutput
 from omni_cli.stage.messages import (
     AbortRequest,
     AddRequest,
@@ -26,8 +27,6 @@ from omni_cli.stage.messages import (
     RequestDone,
     StageOutputChunk,
     StageReady,
-    TextChunk,
-    WaveformChunk,
     decode_commands,
     decode_reports,
     encode,
@@ -46,10 +45,10 @@ REPORTS = [
     encode(StageReady(1.0, {"execution": "eager"}, MemoryReport(0, 1), {"a": 1}, {"b": 1.0})),
     encode(Failure("stage", "no", "try", None, "0")),
     encode(Progress("0", 1, None, "token")),
-    encode(TextChunk("0", "a")),
+    encode(TextDelta("0", "a")),
     encode(StageOutputChunk("0", b"\x80", is_last=False)),
     encode(AbortRequest("0")),
-    encode(WaveformChunk("0", AudioOutput(SAMPLES, 24_000))),
+    encode(AudioChunk("0", SAMPLES, 24_000)),
     encode(RequestDone("0", {"latency_s": 0.1}, text=TextOutput("a", (1,), "stop"), images=(PIXELS,))),
     encode(RequestDone("0", {}, videos=(VideoOutput(b"", b"", 2, 2, 9, Fraction(24000, 1001), frames=PIXELS),))),
 ]

@@ -20,7 +20,8 @@ from omni_cli.config.loader import load_profile
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.compat.torchvision import ensure_torchvision_importable
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, RequestResult
 
 # Before anything in this process imports torchvision, which transformers and diffusers do.
 ensure_torchvision_importable()

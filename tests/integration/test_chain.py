@@ -13,6 +13,7 @@ from omni_cli.checkpoints.files import read_model_kind
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.core.errors import InputError
 from omni_cli.requests.contents import Media, SpeechOptions
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import (
     AudioOutput,
     GenerateRequest,
@@ -20,7 +21,6 @@ from omni_cli.requests.outputs import (
     OutputReady,
     RequestResult,
     StageProgress,
-    TextDelta,
     TextOutput,
 )
 

@@ -14,7 +14,8 @@ from omni_cli.checkpoints.tiny import DecoderSizes
 from omni_cli.checkpoints.tiny_speech import CsmSizes, MimiSizes, csm
 from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import SpeechOptions, TextOptions
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 40

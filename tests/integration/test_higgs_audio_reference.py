@@ -23,7 +23,8 @@ from omni_cli.models.higgs_audio.family import FAMILY
 from omni_cli.models.higgs_audio.prompts import make_inputs
 from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("backbone.sampling.max_tokens=40",)

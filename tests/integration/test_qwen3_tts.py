@@ -9,7 +9,8 @@ import pytest
 from support.request_fields import with_fields
 
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, Message, Part, RequestResult
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, Message, Part, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 30

@@ -15,16 +15,8 @@ from support.request_fields import with_fields
 from support.samples import sample
 
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.requests.outputs import (
-    AudioChunk,
-    AudioOutput,
-    Event,
-    GenerateRequest,
-    OutputReady,
-    RequestResult,
-    TextDelta,
-    TextOutput,
-)
+from omni_cli.requests.events import AudioChunk, Event, TextDelta
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, OutputReady, RequestResult, TextOutput
 
 # The bound in `ChunkSizes`, for samples in [-1, 1].
 BOUND = 1e-3

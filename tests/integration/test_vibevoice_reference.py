@@ -13,7 +13,8 @@ from support.request_fields import with_fields
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.models.reference import SpokenText
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TextOptions
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LIMITS = ("speaker.sampling.max_tokens=20",)

@@ -8,8 +8,9 @@ from typing import Any
 from omni_cli.backends.vllm.text_stage import TextStage
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.requests.contents import TextOptions
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import RequestDone, TextChunk
+from omni_cli.stage.messages import RequestDone
 from support.stage_specs import get_spec, run_requests
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -47,7 +48,7 @@ def run(stage: TextStage, prompt: str, sampling: dict[str, Any]) -> dict[str, An
     (reports,) = run_requests(
         stage, [GenerateRequest("0", prompt=prompt, text=TextOptions(raw=True), sampling=sampling)]
     )
-    chunks: list[Any] = [report for report in reports if isinstance(report, TextChunk)]
+    chunks: list[Any] = [report for report in reports if isinstance(report, TextDelta)]
     (done,) = [report for report in reports if isinstance(report, RequestDone)]
     text, trace = done.text, done.trace
     times = trace["token_times_s"]

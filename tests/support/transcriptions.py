@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.media.reading import load_audio
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import TextChunk
 from support.request_fields import with_fields
 from support.stage_specs import derived_stages, load, run_requests
 
@@ -46,7 +46,7 @@ def _read(end: str | list[Any]) -> str | dict[str, Any]:
     return {
         "token_ids": list(done.text.token_ids),
         "text": done.text.text,
-        "chunks": "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)),
+        "chunks": "".join(chunk.text for chunk in chunks if isinstance(chunk, TextDelta)),
         "language": None if transcript is None else transcript.language,
         "segments": None
         if transcript is None

@@ -23,6 +23,7 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import InputError, OmniError
 from omni_cli.requests.contents import CallFile, changed_items, get_items
 from omni_cli.requests.encoding import resample
+from omni_cli.requests.events import AudioChunk
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, VideoOutput
 from omni_cli.requests.pipeline_call import Medium, PipelineCall
 from omni_cli.requests.video_encoding import encode_video, prepare_encoding
@@ -37,7 +38,6 @@ from omni_cli.stage.messages import (
     RequestDone,
     SleepStage,
     WakeStage,
-    WaveformChunk,
 )
 from omni_cli.stage.protocol import StageSpec
 
@@ -223,7 +223,8 @@ class DiffusersStage:
             assert self.executor.sample_rate is not None
             sounds = tuple(AudioOutput(samples, self.executor.sample_rate) for samples in output.sounds)
             if waiting.streams and len(sounds) == 1:
-                return [WaveformChunk(output.request_id, sounds[0]), RequestDone(output.request_id, trace, notes=notes)]
+                chunk = AudioChunk(output.request_id, sounds[0].samples, sounds[0].sample_rate)
+                return [chunk, RequestDone(output.request_id, trace, notes=notes)]
             return [RequestDone(output.request_id, trace, audio=sounds[0], more_audio=sounds[1:], notes=notes)]
         images, tensors = tuple(output.images), dict(output.tensors)
         return [RequestDone(output.request_id, trace, images=images, tensors=tensors, notes=notes)]

@@ -32,10 +32,11 @@ from omni_cli.backends.vllm.stage import ActiveRequest, VllmStage
 from omni_cli.config.schema import ARStageConfig
 from omni_cli.core.errors import InputError, StageError
 from omni_cli.requests.contents import TextOptions
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.json_schemas import as_grammar, check_tag_schema
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
 from omni_cli.requests.sampling import SamplingValues, default_temperature, name_sources
-from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputChunk, TextChunk
+from omni_cli.stage.messages import Progress, Report, RequestDone, StageOutputChunk
 from omni_cli.stage.protocol import StageSpec
 
 
@@ -255,7 +256,7 @@ class TextStage(VllmStage):
         if (new or (unsent and output.finished)) and self.makes_text:
             active.num_sent_logprobs += len(unsent)
             prompt = None if any(active.text[:-1]) else active.prompt
-            chunk = TextChunk(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
+            chunk = TextDelta(request_id, new.text, *counts, unsent, new.reasoning, new.tool_calls, prompt)
             reports.append(chunk)
         if active.request.stage.wants_output and active.request.speech.stream_audio:
             part = self.partial_output(active, output)

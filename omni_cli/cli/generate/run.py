@@ -22,6 +22,7 @@ from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.core.errors import ExitCode, OmniError, OutputError, UsageError
 from omni_cli.report.generate_results import FinishedRequests, RequestRecord, WrittenOutput
 from omni_cli.report.units import count
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.media.reading import media_pool
 from omni_cli.requests.outputs import (
     AudioOutput,
@@ -34,7 +35,6 @@ from omni_cli.requests.outputs import (
     StageInfo,
     StageLoading,
     TensorOutput,
-    TextDelta,
     TextOutput,
     VideoOutput,
 )

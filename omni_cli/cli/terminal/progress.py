@@ -12,10 +12,12 @@ from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveDisplay, progress_mode
 from omni_cli.report.tables import memory_lines
 from omni_cli.report.units import count, seconds
-from omni_cli.requests.outputs import Event, MemoryPlanned, RequestResult, StageLoading, StageProgress
+from omni_cli.requests.outputs import MemoryPlanned, RequestResult, StageLoading, StageProgress
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from omni_cli.requests.events import Event
 
 
 # Reports of fast steps arrive together.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from omni_cli.core.errors import OmniError
 from omni_cli.requests.contents import ToolCallDelta
-from omni_cli.requests.outputs import AudioChunk, Event, OutputReady, TextDelta
+from omni_cli.requests.events import AudioChunk, Event, TextDelta
+from omni_cli.requests.outputs import OutputReady
 
 
 class Delivered:
@@ -67,7 +69,7 @@ class Delivered:
         known = self._num_logprobs - self._new_logprobs
         self._new_logprobs += len(event.logprobs)
         self._num_logprobs = max(self._num_logprobs, self._new_logprobs)
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             event,
             text=self._unsent("text", event.text),
             reasoning=self._unsent("reasoning", event.reasoning),

@@ -26,7 +26,8 @@ from omni_cli.engine.replicas.cluster import (
     this_replica,
 )
 from omni_cli.engine.replicas.delivered import Delivered
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo, StageLoading
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageFailed, StageInfo, StageLoading
 
 _LEASE_S = 2.0
 _LAST_WORDS_S = 0.2

@@ -28,8 +28,9 @@ from omni_cli.measure.bench.workload import (
 )
 from omni_cli.requests.capabilities import Capabilities
 from omni_cli.requests.contents import Media, StageIO, TextOptions, TranscriptionOptions
+from omni_cli.requests.events import Event
 from omni_cli.requests.media.audio import read_speech
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult
+from omni_cli.requests.outputs import GenerateRequest, RequestResult
 
 
 class LoadedWorkload:

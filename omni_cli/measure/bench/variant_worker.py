@@ -39,7 +39,8 @@ from omni_cli.measure.bench.protocol import (
     encode,
 )
 from omni_cli.measure.bench.workload import RequestFile, Workload
-from omni_cli.requests.outputs import Event, StageInfo, StageLoading
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import StageInfo, StageLoading
 from omni_cli.stage.failures import as_failure
 
 

@@ -14,7 +14,8 @@ from omni_cli.config.schema import EngineConfig
 from omni_cli.measure.bench.iteration import Iteration
 from omni_cli.measure.bench.loaded_workload import LoadedWorkload
 from omni_cli.measure.bench.workload import Workload
-from omni_cli.requests.outputs import Event, StageInfo
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import StageInfo
 from omni_cli.stage.recording import (
     DescribeStage,
     MachineRates,

@@ -28,15 +28,8 @@ from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.contents import TextOptions
-from omni_cli.requests.outputs import (
-    AudioChunk,
-    AudioOutput,
-    GenerateRequest,
-    RequestResult,
-    StageTrace,
-    TextDelta,
-    TextOutput,
-)
+from omni_cli.requests.events import AudioChunk, TextDelta
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult, StageTrace, TextOutput
 
 NUM_CANDIDATES = 8
 _PRESSED_TOKENS, _MAX_PRESSED = 96, 16

@@ -28,8 +28,9 @@ from omni_cli.models.codec.frame_stage import CODES, NUM_BEFORE
 from omni_cli.models.codec.settings import CodecConfig
 from omni_cli.models.codec.streaming import MAX_FRAMES_PER_CALL, DecoderState, Piece, StreamingCodecDecoder
 from omni_cli.requests.contents import SpeechOptions, StageIO
-from omni_cli.requests.outputs import AudioOutput, GenerateRequest, audio_seconds
-from omni_cli.stage.messages import AppendInput, Report, RequestDone, WaveformChunk
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import GenerateRequest
+from omni_cli.stage.messages import AppendInput, Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information, get_integers, get_tensor
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
@@ -320,10 +321,12 @@ class CodecStage(VllmStage):
         reports: list[Report] = []
         if len(samples):
             stream.num_chunks += 1
-            audio = AudioOutput(samples.numpy(), self.model.sample_rate)
+            chunk = AudioChunk(stream.request.request_id, samples.numpy(), self.model.sample_rate)
             # After a gap, playback goes on when its sound is there.
-            stream.heard_until_s = max(stream.heard_until_s, time.perf_counter()) + audio_seconds([audio])
-            reports.append(WaveformChunk(stream.request.request_id, audio))
+            stream.heard_until_s = (
+                max(stream.heard_until_s, time.perf_counter()) + len(samples) / self.model.sample_rate
+            )
+            reports.append(chunk)
         self._next_piece(stream)
         if stream.has_all_codes and not stream.is_decoding:
             reports.append(self._finish_request(stream))

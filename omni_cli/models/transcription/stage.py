@@ -28,8 +28,9 @@ from omni_cli.models.transcription.whisper_rules import CONFIDENCES, FIRST_IDS, 
 from omni_cli.models.transcription.windows import SoundWindow, Transcription, without_first
 from omni_cli.requests.contents import Media, Segment, Transcript, TranscriptionOptions, Word
 from omni_cli.requests.encoding import resample
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import GenerateRequest, TextOutput
-from omni_cli.stage.messages import Report, RequestDone, TextChunk
+from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.protocol import StageSpec
 
 # A shorter sound has not one frame of a spectrogram.
@@ -206,7 +207,7 @@ class TranscriptionStage(TextStage):
             return []
         piece = transcription.pieces[number]
         for report in super().output(active, output):
-            if isinstance(report, TextChunk) and transcription.seeker is None:
+            if isinstance(report, TextDelta) and transcription.seeker is None:
                 piece.chunks.append(report)
             elif isinstance(report, RequestDone):
                 piece.done = without_first(report, active.context.get("num_forced", 0))
@@ -250,7 +251,7 @@ class TranscriptionStage(TextStage):
         num_forced = active.context["num_forced"]
         if text := timed.decode(active.token_ids[num_forced:][piece.num_settled : end]):
             counts = (0 if piece.done is None else piece.done.trace["num_input_tokens"], end)
-            chunk = TextChunk("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
+            chunk = TextDelta("", text, *counts, tuple(active.logprobs[num_forced:][piece.num_settled : end]))
             piece.chunks.append(chunk)
         piece.num_settled = max(end, piece.num_settled)
 
@@ -273,7 +274,7 @@ class TranscriptionStage(TextStage):
                 return reports
             if rest := self._join_text(transcription, piece, piece.reader.process_delta("", True)):
                 counts = (piece.done.trace["num_input_tokens"], piece.done.trace["num_output_tokens"])
-                reports.append(TextChunk(request_id, rest, *counts))
+                reports.append(TextDelta(request_id, rest, *counts))
             transcription.num_sent += 1
         del self._transcriptions[request_id]
         return [*reports, self._finish_whole(transcription)]

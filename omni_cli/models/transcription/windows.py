@@ -14,8 +14,9 @@ from vllm.model_executor.models.interfaces import StreamingTranscriptionPostProc
 from omni_cli.core.errors import InputError
 from omni_cli.models.transcription.long_form import Seeker
 from omni_cli.requests.contents import Segment
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import Progress, RequestDone, TextChunk
+from omni_cli.stage.messages import Progress, RequestDone
 
 _OPEN_MARK = re.compile(r"\[[^]]*$")
 # More than any time of a sound.
@@ -35,18 +36,18 @@ class SoundWindow:
     reader: StreamingTranscriptionPostProcessor
     overlaps: bool = False
     text: str = ""
-    chunks: list[TextChunk] = field(default_factory=list)
+    chunks: list[TextDelta] = field(default_factory=list)
     done: RequestDone | None = None
     num_settled: int = 0
     segments: tuple[Segment, ...] = ()
 
-    def read_whole(self) -> TextChunk:
+    def read_whole(self) -> TextDelta:
         """Return the text of a piece that has ended as one chunk."""
         read, chunks = self.reader.process_delta, self.chunks
         text = "".join([*(read(chunk.text, False) for chunk in chunks), read("", True)])
         self.reader = StreamingTranscriptionPostProcessor()
         counts = (chunks[-1].num_input_tokens, chunks[-1].num_output_tokens) if chunks else (0, 0)
-        return TextChunk("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
+        return TextDelta("", text, *counts, tuple(row for chunk in chunks for row in chunk.logprobs or ()))
 
     def parts_of_speakers(self, model: Any, space: str, end_s: float, *, is_cut: bool) -> Iterator[Segment]:
         """Yield the parts that vLLM finds in the text of a piece; raise `InputError` if there are none.

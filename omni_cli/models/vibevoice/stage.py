@@ -32,9 +32,9 @@ from omni_cli.models.vibevoice.prompts import make_inputs
 from omni_cli.models.vibevoice.settings import SpeakerConfig
 from omni_cli.models.vibevoice.speech_frames import LAST_TOKEN, NOISE, SpeechStore
 from omni_cli.models.voices import note_on_voice, speaker_for
-from omni_cli.requests.outputs import AudioOutput
+from omni_cli.requests.events import AudioChunk
 from omni_cli.requests.voices import rate_notes
-from omni_cli.stage.messages import Report, RequestDone, WaveformChunk
+from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import EmbeddedPrompt
 
@@ -263,8 +263,7 @@ class SpeakerStage(StepStage):
         if len(sounds) >= needed or (sounds and output.finished):
             active.context["num_chunks"] += 1
             active.context["sounds"] = []
-            audio = AudioOutput(torch.cat(sounds).numpy(), self._sample_rate)
-            chunks.append(WaveformChunk(active.request.request_id, audio))
+            chunks.append(AudioChunk(active.request.request_id, torch.cat(sounds).numpy(), self._sample_rate))
         return [*chunks, *super().output(active, output)]
 
     def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:

@@ -15,15 +15,8 @@ from omni_cli.engine.describing import frame_chooser
 from omni_cli.openai_api.replies import ChatCompletion, ChatCompletionChunk, DetokenizedText, Tokens
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import SpeechOptions, TextOptions
-from omni_cli.requests.outputs import (
-    AudioChunk,
-    GenerateRequest,
-    Modality,
-    PromptTokens,
-    RequestResult,
-    TextDelta,
-    TextOutput,
-)
+from omni_cli.requests.events import AudioChunk, TextDelta
+from omni_cli.requests.outputs import GenerateRequest, Modality, PromptTokens, RequestResult, TextOutput
 from omni_cli.serve.conversation import ChatReply, read_conversation, token_usage
 from omni_cli.serve.errors import APIError, refuse
 from omni_cli.serve.exchange import Exchange, new_id

@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.openai_api.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import TextOptions
-from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.requests.events import TextDelta
+from omni_cli.requests.outputs import GenerateRequest, PromptTokens, RequestResult, TextOutput, TokenLogprobs
 from omni_cli.serve.conversation import TextReply, get_output, get_text_and_logprob, token_usage
 from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.openai_api.replies import ResponseDocument
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import ToolCallDelta
-from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput, TokenLogprobs
+from omni_cli.requests.events import TextDelta
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput, TokenLogprobs
 from omni_cli.serve.conversation import count_tokens, get_output, token_logprobs
 from omni_cli.serve.errors import APIError, refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now

@@ -22,7 +22,8 @@ from omni_cli.openai_api.routes import Route
 from omni_cli.requests.capabilities import cloning_profiles
 from omni_cli.requests.contents import ReferenceVoice, SpeechOptions, TranscriptionOptions
 from omni_cli.requests.encoding import AUDIO_TYPES, AudioEncoder, encode_audio
-from omni_cli.requests.outputs import AudioChunk, AudioOutput, GenerateRequest, RequestResult
+from omni_cli.requests.events import AudioChunk
+from omni_cli.requests.outputs import AudioOutput, GenerateRequest, RequestResult
 from omni_cli.requests.voices import check_voices, make_spoken_request, with_instructions
 from omni_cli.serve.conversation import count_tokens, get_output, split_audio
 from omni_cli.serve.errors import APIError, StreamAborted, as_api_error, refuse, storing

@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from omni_cli.openai_api.replies import TranscriptEvent, TranscriptReply, TranscriptSegment, TranscriptUsage
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.contents import Media, Segment, SpeechTask, TranscriptionOptions
-from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextDelta, TextOutput
+from omni_cli.requests.events import TextDelta
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput
 from omni_cli.serve.conversation import count_tokens, get_output
 from omni_cli.serve.errors import refuse
 from omni_cli.serve.exchange import Exchange, new_id

@@ -12,7 +12,8 @@ import pytest
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import StageError
 from omni_cli.engine.omni_llm import OmniLLM
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageLoading
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageLoading
 
 pytestmark = pytest.mark.slow
 

@@ -29,8 +29,9 @@ from omni_cli.models.qwen2_5_omni.token2wav.stage import (  # noqa: E402
 )
 from omni_cli.models.qwen_omni.media import ThinkerOutput  # noqa: E402
 from omni_cli.requests.contents import SpeechOptions, StageIO  # noqa: E402
+from omni_cli.requests.events import AudioChunk  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
-from omni_cli.stage.messages import Progress, RequestDone, WaveformChunk  # noqa: E402
+from omni_cli.stage.messages import Progress, RequestDone  # noqa: E402
 from omni_cli.stage.payloads import (  # noqa: E402
     DEFAULT_LIMITS,
     decode_additional_information,
@@ -140,7 +141,7 @@ def test_an_aborted_request_leaves_between_steps_and_the_others_finish(streams):
             np.testing.assert_array_equal(samples, alone)
         # Of a stream the first sign is its first chunk.
         (sign,) = [report for report in emitted if report.request_id == "gone"]
-        assert isinstance(sign, WaveformChunk if streams else Progress)
+        assert isinstance(sign, AudioChunk if streams else Progress)
         assert not stage.active and not stage._streams
         np.testing.assert_array_equal(waveform(stage, emitted, "gone again", 33), alone)
         assert len(stage._scheduler._times) == 1, "that of the latest request, until the next step"
@@ -230,10 +231,10 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         assert stage._scheduler._chunk_states.keys() >= {"left"}
         stage.abort("left")
         finish(stage, emitted)
-        chunks = [each for each in emitted if isinstance(each, WaveformChunk) and each.request_id == "streamed"]
+        chunks = [each for each in emitted if isinstance(each, AudioChunk) and each.request_id == "streamed"]
         assert not stage.active and not stage._scheduler._chunk_states
         whole = waveform(stage, emitted, "whole", 120)
-        streamed = np.concatenate([chunk.audio.samples for chunk in chunks])
+        streamed = np.concatenate([chunk.samples for chunk in chunks])
         np.testing.assert_allclose(streamed, whole, rtol=0, atol=1e-3)
         # A stream's first sound comes before whole requests that arrived earlier, and all of it is as without them.
         emitted.clear()
@@ -242,9 +243,9 @@ def test_padded_requests_that_are_cancelled_leave_the_batch():
         stage.step()
         stage.add(codes("streamed", 120, stream_audio=True))
         finish(stage, emitted)
-        order = [report.request_id for report in emitted if isinstance(report, WaveformChunk | RequestDone)]
+        order = [report.request_id for report in emitted if isinstance(report, AudioChunk | RequestDone)]
         assert order.index("streamed") < min(order.index("long"), order.index("longer"))
-        chunks = [each.audio.samples for each in emitted if isinstance(each, WaveformChunk)]
+        chunks = [each.samples for each in emitted if isinstance(each, AudioChunk)]
         np.testing.assert_allclose(np.concatenate(chunks), streamed, rtol=0, atol=1e-4)
     finally:
         stage.close()

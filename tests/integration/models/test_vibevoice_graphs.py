@@ -24,8 +24,9 @@ from omni_cli.models.vibevoice import stage as stage_module  # noqa: E402
 from omni_cli.models.vibevoice.branches import BranchCache  # noqa: E402
 from omni_cli.models.vibevoice.stage import SpeakerStage  # noqa: E402
 from omni_cli.requests.contents import Media  # noqa: E402
+from omni_cli.requests.events import AudioChunk  # noqa: E402
 from omni_cli.requests.outputs import GenerateRequest  # noqa: E402
-from omni_cli.stage.messages import RequestDone, WaveformChunk  # noqa: E402
+from omni_cli.stage.messages import RequestDone  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_TOKENS = 12
@@ -68,8 +69,8 @@ def speak(stage: SpeakerStage, requests: list[GenerateRequest]) -> dict[str, tup
     while stage.has_work():
         for report in stage.step():
             tokens, parts = spoken[report.request_id]
-            if isinstance(report, WaveformChunk):
-                parts.append(report.audio.samples)
+            if isinstance(report, AudioChunk):
+                parts.append(report.samples)
             elif isinstance(report, RequestDone):
                 tokens += report.trace["output_token_ids"]
     return spoken

@@ -12,9 +12,9 @@ import numpy as np
 
 from omni_cli.config.schema import EngineConfig
 from omni_cli.core.errors import CheckpointError, InputError, OmniError, StageError
+from omni_cli.requests.events import Event, TextDelta
 from omni_cli.requests.outputs import (
     AudioOutput,
-    Event,
     GenerateRequest,
     ImageOutput,
     Output,
@@ -24,7 +24,6 @@ from omni_cli.requests.outputs import (
     StageLoading,
     StageProgress,
     StageTrace,
-    TextDelta,
     TextOutput,
 )
 

@@ -12,7 +12,8 @@ import pytest
 from omni_cli.config.bounds import MAX_SEED
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import InputError
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageInfo, TextDelta
+from omni_cli.requests.events import Event, TextDelta
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageInfo
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import ServerSettings

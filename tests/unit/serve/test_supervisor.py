@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from omni_cli.core.errors import StageError, UsageError
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageFailed, StageInfo
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageFailed, StageInfo
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.metrics import Metrics
 from omni_cli.serve.supervisor import Supervisor

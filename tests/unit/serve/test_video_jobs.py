@@ -18,7 +18,8 @@ import pytest
 
 from omni_cli.config.loader import load_profile
 from omni_cli.core.errors import InputError, StageError
-from omni_cli.requests.outputs import Event, GenerateRequest, RequestResult, StageInfo, StageProgress, VideoOutput
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageInfo, StageProgress, VideoOutput
 from omni_cli.serve.errors import APIError
 from omni_cli.serve.exchange import AccessLog
 from omni_cli.serve.limits import Limits, ServerSettings

@@ -23,8 +23,9 @@ from omni_cli.models.qwen2_5_omni.settings import Token2WavConfig
 from omni_cli.models.qwen2_5_omni.token2wav.request import Chunk, Chunker, ChunkSizes
 from omni_cli.models.voices import pick_speaker
 from omni_cli.requests.contents import SpeechOptions, StageIO
+from omni_cli.requests.events import AudioChunk
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest
-from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone, WaveformChunk
+from omni_cli.stage.messages import AppendInput, Progress, Report, RequestDone
 from omni_cli.stage.payloads import encode_additional_information, get_integers
 from omni_cli.stage.protocol import StageSpec
 from omni_cli.stage.request_payloads import ADDITIONAL_INFORMATION
@@ -248,12 +249,13 @@ class Token2WavStage(VllmStage):
         stream: SpeechStream | None = active.context.get("stream")
         if stream is None:
             trace = self._trace(active, active.added_s, active.context["num_codes"], steps, vocoder_s)
-            return [RequestDone(active.request.request_id, trace, audio=_audio(waveform))]
+            return [RequestDone(active.request.request_id, trace, audio=AudioOutput(waveform.numpy(), SAMPLE_RATE))]
         stream.denoise_step_s += steps
         stream.vocoder_s += vocoder_s
         begin_s, added_s, began_s = stream.added_s, active.added_s, active.context["began_s"]
         times = (added_s - begin_s, began_s - begin_s, time.perf_counter() - begin_s)
-        stream.early[active.context["number"]] = WaveformChunk(stream.request.request_id, _audio(waveform)), times
+        chunk = AudioChunk(stream.request.request_id, waveform.numpy(), SAMPLE_RATE)
+        stream.early[active.context["number"]] = chunk, times
         reports: list[Report] = []
         while stream.num_sent in stream.early:
             report, chunk_times = stream.early.pop(stream.num_sent)
@@ -312,7 +314,3 @@ def chunk_sizes(stage: Token2WavConfig, codes_per_block: int) -> ChunkSizes:
         return ChunkSizes(**{"context": 0, **sizes})
     # Audio that is held back is computed with the next chunk, from the codes in its context.
     return ChunkSizes(**sizes) if sizes.get("context") != 0 else ChunkSizes(**sizes, held_back=0)
-
-
-def _audio(waveform: torch.Tensor) -> AudioOutput:
-    return AudioOutput(waveform.numpy(), SAMPLE_RATE)

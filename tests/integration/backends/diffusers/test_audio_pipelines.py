@@ -25,9 +25,10 @@ from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import CheckpointError, InputError
 from omni_cli.requests.contents import Media, SpeechOptions
 from omni_cli.requests.encoding import encode_wav
+from omni_cli.requests.events import AudioChunk
 from omni_cli.requests.media.reading import load_audio
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import RequestDone, WaveformChunk
+from omni_cli.stage.messages import RequestDone
 
 STAGE = DiffusionStageConfig.create("audio", num_inference_steps=3, max_num_seqs=4)
 
@@ -78,9 +79,9 @@ def test_streamed_audio_is_a_chunk_and_other_audio_is_with_the_report(folder):
         )
     )
     whole, chunk, done = step_outputs(stage, emitted)
-    assert isinstance(whole, RequestDone) and isinstance(chunk, WaveformChunk)
-    np.testing.assert_array_equal(chunk.audio.samples, whole.audio.samples)
-    assert chunk.audio.sample_rate == whole.audio.sample_rate == 44100
+    assert isinstance(whole, RequestDone) and isinstance(chunk, AudioChunk)
+    np.testing.assert_array_equal(chunk.samples, whole.audio.samples)
+    assert chunk.sample_rate == whole.audio.sample_rate == 44100
     assert isinstance(done, RequestDone) and done.audio is None
     stage.close()
 

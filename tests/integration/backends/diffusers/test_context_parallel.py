@@ -21,7 +21,8 @@ from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.config.schema import DiffusionStageConfig
 from omni_cli.core.errors import StageError, UsageError
 from omni_cli.requests.contents import CallFile, Media
-from omni_cli.requests.outputs import Event, GenerateRequest, ImageOutput, StageProgress
+from omni_cli.requests.events import Event
+from omni_cli.requests.outputs import GenerateRequest, ImageOutput, StageProgress
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two CUDA devices, or none")
 ULYSSES = ("image.context_parallel.ulysses_degree=2", "image.context_parallel.ulysses_anything=true")

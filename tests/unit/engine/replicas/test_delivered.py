@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from omni_cli.core.errors import OmniError
 from omni_cli.engine.replicas.delivered import Delivered
 from omni_cli.requests.contents import ToolCallDelta
-from omni_cli.requests.outputs import AudioChunk, Event, OutputReady, StageProgress, TextDelta, TextOutput
+from omni_cli.requests.events import AudioChunk, Event, TextDelta
+from omni_cli.requests.outputs import OutputReady, StageProgress, TextOutput
 
 RATE = 24_000
 
