@@ -73,15 +73,13 @@ def local_plan(
         inputs_file = inputs or folder / "inputs"
 
         def launch(index: int) -> VariantProcess:
-            return VariantProcess(variants[index], verbose=verbose)
-
-        def load(index: int) -> Load:
             shared = vars(source) | vars(workload) | {"overrides": (*source.overrides, *variants[index].overrides)}
             requests = None if workload.requests is None else str(workload.requests.path)
             own = {"inputs": str(inputs_file), "records_inputs": not inputs_file.exists(), "verbose": verbose}
-            return Load(**shared | own | {"requests": requests, "slo": dict(workload.slo)})
+            load = Load(**shared | own | {"requests": requests, "slo": dict(workload.slo)})
+            return VariantProcess(variants[index], load, verbose=verbose)
 
-        yield Plan(builder, launch, load)
+        yield Plan(builder, launch)
 
 
 def plan_variant_configs(
@@ -211,7 +209,7 @@ class ProgramVariant:
     async def start(self) -> None:
         """Start nothing: each iteration is a process of its own."""
 
-    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, _on_loading: Callable[[Loading], None]) -> Loaded:
         return Loaded(())
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:

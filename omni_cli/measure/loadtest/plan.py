@@ -18,7 +18,7 @@ from omni_cli.core.files import allow_open_files, scratch_folder
 from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays, save_arrays
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.protocol import Loaded, Loading, Ran
 from omni_cli.measure.bench.quality import WordJudge
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
@@ -195,7 +195,7 @@ class ServerVariant:
         if self._clients is not None:
             self._stack.push_async_callback(self._clients.close)
 
-    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, _on_loading: Callable[[Loading], None]) -> Loaded:
         """Load nothing: the server has loaded its model. One that refuses `verbose_json` transcribes to `json`."""
         description = self._target.description
         if self._workload.endpoint.sends_speech and "response_format" not in self._workload.extra_body:
