@@ -99,7 +99,7 @@ def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
     if others or (record.gate is not None and not results):
         results.append(ComparisonResult(others, is_saved=True))
     if record.gate is not None:
-        results[-1] = replace(results[-1], saved_gate=record.gate)
+        results[-1] = replace(results[-1], gate=record.gate)
     return results
 
 
