@@ -36,13 +36,12 @@ from omni_cli.core.files import scratch_folder
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays
-from omni_cli.measure.bench.variant_configs import parse_vary
+from omni_cli.measure.bench.variant_configs import VariantConfig, parse_vary
 from omni_cli.measure.verify.checks import Checks, VerifyPlan
 from omni_cli.measure.verify.default_requests import default_requests
 from omni_cli.measure.verify.engine_subject import EngineSubject, greedy_overrides
 from omni_cli.measure.verify.reference import Reference
 from omni_cli.measure.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
-from omni_cli.measure.verify.subject import Mode
 from omni_cli.openai_api.client import Client, find_targets
 from omni_cli.records.record_file import save_record, utc_now, with_digest
 from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
@@ -120,12 +119,11 @@ def _read_requests(
     return tuple(requests)
 
 
-def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) -> tuple[Mode, ...]:
-    variants = parse_vary(options.vary or (), config, "all")
+def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) -> tuple[VariantConfig, ...]:
+    variants = parse_vary(options.vary or (), config, "all") or (VariantConfig("profile"),)
     if any(variant.environment for variant in variants):
         raise UsageError("`--vary env.NAME` is for `omni bench`", hint="vary keys of the profile")
-    named = [(variant.name, variant.overrides) for variant in variants] or [("profile", ())]
-    return tuple(Mode(name, (*greedy, *overrides)) for name, overrides in named)
+    return tuple(replace(variant, overrides=(*greedy, *variant.overrides)) for variant in variants)
 
 
 def _hash_request(request: GenerateRequest) -> str:
