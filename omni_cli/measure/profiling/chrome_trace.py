@@ -30,53 +30,38 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
     Times are microseconds since the start of the first profiled iteration.
     """
     base_ns = profiled[0].began_ns
-    tracks = _Tracks(RANGES_PID)
-    events: list[Event | dict[str, object]] = list(_range_events(profiled, base_ns, tracks))
+    tids: dict[str, int] = {}
+    events: list[Event | dict[str, object]] = []
+    for track, name, begin_ns, end_ns, args in _range_events(profiled):
+        events.append({
+            "ph": "X", "cat": "omni", "name": name, "pid": RANGES_PID, "tid": tids.setdefault(track, len(tids) + 1),
+            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
+        })  # fmt: skip
+    names = [_name_event("thread_name", RANGES_PID, tid, track) for track, tid in tids.items()]
     stages = list(profiled[0].recordings)
     for index, stage in enumerate(stages, start=1):
         renumbered = _Renumbered(stage, index * _STAGE_PIDS)
         for by_stage in traces.values():
             events += renumbered.events(by_stage[stage], base_ns)
         events += renumbered.names()
-    names = [_name_event("process_name", RANGES_PID, 0, "omni"), *tracks.names()]
-    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [*names, *events]}
+    first = _name_event("process_name", RANGES_PID, 0, "omni")
+    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [first, *names, *events]}
     return gzip.compress(msgspec.json.encode(document), compresslevel=_GZIP_LEVEL, mtime=0)
 
 
-class _Tracks:
-    """Threads of one process, numbered in order of first use."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._tids: dict[str, int] = {}
-
-    def event(
-        self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: object
-    ) -> dict[str, object]:
-        tid = self._tids.setdefault(track, len(self._tids) + 1)
-        return {
-            "ph": "X", "cat": "omni", "name": name, "pid": self.pid, "tid": tid,
-            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
-        }  # fmt: skip
-
-    def names(self) -> list[dict[str, object]]:
-        return [_name_event("thread_name", self.pid, tid, track) for track, tid in self._tids.items()]
-
-
-def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, object]]:
+def _range_events(profiled: Sequence[Profiled]) -> Iterator[tuple[str, str, int, int, dict[str, object]]]:
+    """Yield track, name, begin and end in nanoseconds, and arguments of each span."""
     for number, one in enumerate(profiled, start=1):
-        end_ns = one.began_ns + round(one.iteration.e2e_s * 1e9)
-        yield tracks.event("iterations", f"iteration {number}", one.began_ns, end_ns, base_ns)
+        yield "iterations", f"iteration {number}", one.began_ns, one.began_ns + round(one.iteration.e2e_s * 1e9), {}
         for stage, recording in one.recordings.items():
             for lane, request in _lanes(recording.requests):
                 track = f"{stage}: requests" + (f" {lane + 1}" if lane else "")
-                yield tracks.event(
-                    track, f"{stage} request", request.began_ns, request.ended_ns, base_ns, request=request.request_id
-                )
+                args: dict[str, object] = {"request": request.request_id}
+                yield track, f"{stage} request", request.began_ns, request.ended_ns, args
             for item in recording.ranges:
-                yield tracks.event(stage, item.name, item.began_ns, item.ended_ns, base_ns)
-        for name, begin_ns, finish_ns in connectors(one.recordings):
-            yield tracks.event(CONNECTORS, name, begin_ns, finish_ns, base_ns)
+                yield stage, item.name, item.began_ns, item.ended_ns, {}
+        for name, begin_ns, end_ns in connectors(one.recordings):
+            yield CONNECTORS, name, begin_ns, end_ns, {}
 
 
 def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]:
