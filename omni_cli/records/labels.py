@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from omni_cli.core.text import visible
-from omni_cli.records.history_folder import Kept
 from omni_cli.records.record import Variant
 
 _COMMIT_DIGITS = 10
@@ -42,14 +41,6 @@ def tell_apart(names: Sequence[str], facts: Sequence[Facts]) -> list[str]:
             words = [*filter(None, found), *([f"no. {place + 1}"] if values.count(found) > 1 else [])]
             labels[number] = f"{name} ({', '.join(words)})" if words else name
     return labels
-
-
-def label_variants(runs: Iterable[tuple[Kept, Variant]]) -> list[str]:
-    """Return names for series by the first run of each."""
-    first = list(runs)
-    names = [variant.name for _, variant in first]
-    parts = [(item.record.environment, item.record.workload, item.created[:10], [variant]) for item, variant in first]
-    return tell_apart(names, [get_facts(*part) for part in parts])
 
 
 def _word(field: str, value: object) -> str:

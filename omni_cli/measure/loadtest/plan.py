@@ -96,9 +96,8 @@ def server_plan(
 
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
-        variant = ServerVariant(
-            variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
-        )
+        client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
+        variant = ServerVariant(variants[index].name, client, target, workload, traffic, turn)
         variant.canaries, variant.reads_energy, variant.judge = canaries, reads_energy, judge
         return variant
 
@@ -158,20 +157,18 @@ class ServerVariant:
     def __init__(
         self,
         name: str,
+        client: Client,
         target: Target,
         workload: ServerWorkload,
         traffic: Traffic,
         turn: SendingTurn,
-        *,
-        api_key: str | None,
-        request_timeout_s: float,
     ) -> None:
         self.name = name
+        self._client = client
         self._target = target
         self._workload = workload
         self._traffic = traffic
         self._turn = turn
-        self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
         self._count = workload.num_requests or traffic.default_requests
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
