@@ -92,8 +92,7 @@ class EngineSubject(Subject):
         folder = self._folder = Path(self._engine.checkpoint)
         self.reference = Reference(
             self._source,
-            self.config,
-            folder,
+            str(folder),
             self._overrides,
             low_memory=self._low_memory,
             verbose=self._verbose,
