@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -38,12 +38,8 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
             "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
         })  # fmt: skip
     names = [_name_event("thread_name", RANGES_PID, tid, track) for track, tid in tids.items()]
-    stages = list(profiled[0].recordings)
-    for index, stage in enumerate(stages, start=1):
-        renumbered = _Renumbered(stage, index * _STAGE_PIDS)
-        for by_stage in traces.values():
-            events += renumbered.events(by_stage[stage], base_ns)
-        events += renumbered.names()
+    for index, stage in enumerate(profiled[0].recordings, start=1):
+        events += _stage_events(stage, index * _STAGE_PIDS, [item[stage] for item in traces.values()], base_ns)
     first = _name_event("process_name", RANGES_PID, 0, "omni")
     document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [first, *names, *events]}
     return gzip.compress(msgspec.json.encode(document), compresslevel=_GZIP_LEVEL, mtime=0)
@@ -73,51 +69,38 @@ def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]
         yield lane, request
 
 
-class _Renumbered:
-    """A stage's own events, with process ids that are unique across stages."""
-
-    def __init__(self, stage: str, first_pid: int) -> None:
-        self._stage = stage
-        self._first_pid = first_pid
-        self._pids: dict[int | str, int] = {}
-        self._labels: dict[int, str] = {}
-        self._threads: dict[tuple[int, int | str], str] = {}
-        # A trace also names devices on which nothing ran.
-        self._used: set[int] = set()
-
-    def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
+def _stage_events(
+    stage: str, first_pid: int, traces: Iterable[TraceFile], base_ns: int
+) -> Iterator[Event | dict[str, object]]:
+    """Yield a stage's own events, with process ids that are unique across stages, and their names."""
+    pids: dict[int, int] = {}
+    labels: dict[int, str] = {}
+    threads: dict[tuple[int, int | str], str] = {}
+    used = set[int]()  # a trace also names devices on which nothing ran
+    for trace in traces:
         shift_us = (trace.base_ns - base_ns) / 1000
         for event in trace.events:
             if isinstance(event.pid, str):
                 continue  # the profiler's own tracks, which record when it was on
-            pid = self._pids.setdefault(event.pid, self._first_pid + len(self._pids))
-            if event.ph == "M":
-                self._note_name(event, pid)
-                continue
-            self._used.add(pid)
-            yield replace(
-                event,
-                pid=pid,
-                ts=None if event.ts is None else event.ts + shift_us,
-                id=None if event.id is None else f"{self._stage}-{event.id}",
-            )
-
-    def _note_name(self, event: Event, pid: int) -> None:
-        if event.name == "process_labels":
-            self._labels[pid] = event.args.labels or ""
-        elif event.name == "thread_name":
-            self._threads[pid, event.tid] = event.args.name or ""
-
-    def names(self) -> list[dict[str, object]]:
-        processes = [
-            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or own_pid}")
-            for own_pid, pid in self._pids.items()
-            if pid in self._used
-        ]
-        threads = [
-            _name_event("thread_name", *key, name) for key, name in self._threads.items() if key[0] in self._used
-        ]
-        return processes + threads
+            pid = pids.setdefault(event.pid, first_pid + len(pids))
+            if event.ph != "M":
+                used.add(pid)
+                yield replace(
+                    event,
+                    pid=pid,
+                    ts=None if event.ts is None else event.ts + shift_us,
+                    id=None if event.id is None else f"{stage}-{event.id}",
+                )
+            elif event.name == "process_labels":
+                labels[pid] = event.args.labels or ""
+            elif event.name == "thread_name":
+                threads[pid, event.tid] = event.args.name or ""
+    for own_pid, pid in pids.items():
+        if pid in used:
+            yield _name_event("process_name", pid, 0, f"{stage}: {labels.get(pid) or own_pid}")
+    for (pid, tid), name in threads.items():
+        if pid in used:
+            yield _name_event("thread_name", pid, tid, name)
 
 
 def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, object]:
