@@ -25,7 +25,7 @@ import numpy as np
 from omni_cli.records.history_folder import Kept
 from omni_cli.records.labels import get_facts, tell_apart
 from omni_cli.records.metrics import GATED_MEMORY, RESOLUTION, worsening
-from omni_cli.records.record import Variant
+from omni_cli.records.record import Variant, mapping
 from omni_cli.records.results import (
     Bounds,
     Difference,
@@ -316,8 +316,7 @@ def _failures(kept: Sequence[Kept], allowed: Collection[str]) -> Iterator[Histor
 
 
 def _commit(item: Kept) -> str | None:
-    code = item.record.environment.get("code")
-    commit = code.get("commit") if isinstance(code, dict) else None
+    commit = mapping(item.record.environment.get("code")).get("commit")
     return commit if isinstance(commit, str) else None
 
 

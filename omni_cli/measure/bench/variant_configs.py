@@ -15,6 +15,7 @@ from omni_cli.config.yaml_tree import parse_scalar
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.workload import measured_stages
+from omni_cli.records.labels import number_repeated
 
 ENVIRONMENT = "env."
 MAX_VARIANTS = 8
@@ -62,7 +63,9 @@ def parse_vary(
     if not axes:
         return ()
     variants = list(map(_combine, itertools.product(*axes)))
-    return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
+    # A repeated value is A against A.
+    names = number_repeated(variant.name for variant in variants)
+    return tuple(dataclasses.replace(variant, name=name) for variant, name in zip(variants, names, strict=True))
 
 
 def _axis(text: str, config: EngineConfig, stage: str, option: str) -> list[VariantConfig]:
@@ -127,15 +130,6 @@ def _combine(parts: Sequence[VariantConfig]) -> VariantConfig:
         overrides=tuple(text for part in parts for text in part.overrides),
         environment={name: value for part in parts for name, value in part.environment.items()},
         settings={key: value for part in parts for key, value in part.settings.items()},
-    )
-
-
-def _with_unique_name(variants: Sequence[VariantConfig], position: int) -> VariantConfig:
-    """Name a repeated value (A against A) apart, because variants of a record need distinct names."""
-    name = variants[position].name
-    earlier = sum(variant.name == name for variant in variants[:position])
-    return (
-        variants[position] if not earlier else dataclasses.replace(variants[position], name=f"{name} ({earlier + 1})")
     )
 
 
