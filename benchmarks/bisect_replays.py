@@ -34,12 +34,13 @@ from pathlib import Path
 import numpy as np
 from common import machine, machine_line, wilson
 from gate_calibration import CV, LAG1, _autocorrelated, _variant
+from msgspec.structs import replace
 
 from omni_cli.config.gate_limits import GateLimits
 from omni_cli.measure.bench.schedule import BlockSchedule, schedule_for_time
 from omni_cli.records.record import StoppingPlan
 from omni_cli.stats import estimate
-from omni_cli.stats.bisection import NextTrial, Search, Trial, standard_error
+from omni_cli.stats.bisection import Search, Trial, standard_error
 from omni_cli.stats.compare import compare_variants
 from omni_cli.stats.gate import judge
 from omni_cli.stats.sequential import level_at, plan_looks
@@ -133,10 +134,10 @@ def _replay(
     """Search one history; return the kind of its result, and the numbers of comparisons and of blocks."""
     search, blocks = Search(len(history.logs) - 1, options.limit, options.budget_s), 0
     while step := search.next_step():
-        trial = Trial(a=step.a, b=step.b, verdict="failed", limit=step.limit, budget_s=step.budget_s)
+        trial = replace(step, verdict="failed", alpha=0.0)
         if step.b not in history.broken:
             shift = history.logs[step.b] - history.logs[step.a] + rng.normal(0, options.loads_sd * 2**0.5)
-            trial = _compared(step, trial, float(shift), noise)
+            trial = _compared(step, float(shift), noise)
         blocks += trial.blocks
         search = Search(search.last, search.limit, search.budget_s, (*search.trials, trial))
     return _kind(search, history), len(search.trials), blocks
@@ -152,7 +153,7 @@ def _kind(search: Search, history: History) -> str:
     return outcome
 
 
-def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Trial:
+def _compared(step: Trial, shift: float, noise: Noise) -> Trial:
     """Add blocks until a look decides, as the harness does."""
     schedule = schedule_for_time(2 * RUN_S, step.budget_s)
     sampling = StoppingPlan(looks=plan_looks(schedule.blocks), alpha=step.alpha)
@@ -170,9 +171,8 @@ def _compared(step: NextTrial, trial: Trial, shift: float, noise: Noise) -> Tria
         if gate.verdict != "inconclusive":
             break
     (metric,) = gate.metrics
-    return Trial(
-        a=trial.a, b=trial.b, verdict=gate.verdict, limit=step.limit, budget_s=step.budget_s, alpha=step.alpha,
-        change=metric.change, ci95=metric.ci95, blocks=look,
+    return replace(
+        step, verdict=gate.verdict, change=metric.change, ci95=metric.ci95, blocks=look,
         standard_error=standard_error(metric.ci95, level_at(sampling.looks, look, step.alpha)),
     )  # fmt: skip
 

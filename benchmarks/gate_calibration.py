@@ -278,14 +278,14 @@ async def _measure_loads(count: int, blocks: int) -> Record:
         profile="tiny-image", overrides=(), model=None, seed=None, trust_remote_code=False, stage="diffusion",
         batch_size=1, input_len=32, output_len=32, given_lengths=(), inputs="", records_inputs=False,
     )  # fmt: skip
-    processes = [VariantProcess(VariantConfig(f"load {number}")) for number in range(count)]
+    processes = [VariantProcess(VariantConfig(f"load {number}"), load) for number in range(count)]
     samples: list[list[Sample]] = [[] for _ in processes]
     order = list(range(count))
     shuffled = random.Random(0)
     try:
         for process in processes:
             await process.start()
-            await process.load(load, lambda loading: None)
+            await process.load(lambda loading: None)
         for block in range(-3, blocks):  # three to warm up
             shuffled.shuffle(order)
             for position, index in enumerate(order):

@@ -26,10 +26,9 @@ from common import machine_line
 
 from omni_cli.core.machine import open_nvml
 from omni_cli.measure.bench.harness import Harness
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.protocol import Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.records.record import Record, Sample
 from omni_cli.stats.compare import compare_variants
@@ -62,7 +61,7 @@ class InProcess:
 
     async def start(self) -> None: ...
 
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, on_loading: Callable[[Loading], None]) -> Loaded:
         return Loaded(())
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
@@ -184,11 +183,9 @@ def measure(pair: Pair, limits: RunLimits) -> Record:
         harness = Harness(
             builder,
             launch=lambda index: runners[index],
-            load=lambda index: None,
             limits=limits,
             decided=lambda record: False,
             watcher=Silent(),
-            sampler=UtilisationSampler(),
         )
         asyncio.run(harness.run())
         return builder.record()

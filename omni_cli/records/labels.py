@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from omni_cli.core.text import visible
-from omni_cli.records.history_folder import Kept
-from omni_cli.records.record import Variant
+from omni_cli.records.record import Variant, mapping
 
 _COMMIT_DIGITS = 10
 _MOST_LETTERS = 40
@@ -21,8 +21,7 @@ def get_facts(environment: Facts, workload: Facts, created: str, variants: Seque
     facts: dict[str, object] = {**_flatten(settings), **_flatten(workload)}
     for part in ("machine", "versions"):
         facts |= _flatten(environment.get(part))
-    code = environment.get("code")
-    commit = code.get("commit") if isinstance(code, Mapping) else None
+    commit = mapping(environment.get("code")).get("commit")
     return {**facts, "commit": str(commit)[:_COMMIT_DIGITS] if commit else None, "of": created}
 
 
@@ -44,12 +43,13 @@ def tell_apart(names: Sequence[str], facts: Sequence[Facts]) -> list[str]:
     return labels
 
 
-def label_variants(runs: Iterable[tuple[Kept, Variant]]) -> list[str]:
-    """Return names for series by the first run of each."""
-    first = list(runs)
-    names = [variant.name for _, variant in first]
-    parts = [(item.record.environment, item.record.workload, item.created[:10], [variant]) for item, variant in first]
-    return tell_apart(names, [get_facts(*part) for part in parts])
+def number_repeated(names: Iterable[str]) -> list[str]:
+    """Return the names, with a number in those that occur again: `a`, `a (2)`."""
+    taken: dict[str, None] = {}
+    for name in names:
+        candidates = itertools.chain([name], (f"{name} ({number})" for number in itertools.count(2)))
+        taken[next(text for text in candidates if text not in taken)] = None
+    return list(taken)
 
 
 def _word(field: str, value: object) -> str:

@@ -230,6 +230,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return {variant.name: variant for variant in self.variants}[name]
 
 
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, else an empty one: records may contain anything."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def workload_fingerprint(workload: dict[str, object]) -> str:
     """Return `sha256:...` of everything in `workload` except the fingerprint itself."""
     return get_digest({key: value for key, value in workload.items() if key != "fingerprint"})
@@ -237,9 +242,7 @@ def workload_fingerprint(workload: dict[str, object]) -> str:
 
 def get_counters(variant: Variant) -> Mapping[str, Mapping[str, float]]:
     """Return by stage the counts from the start of loading to the end of the variant's last run."""
-    by_stage = variant.effective.get(COUNTERS_KEY)
-    if not isinstance(by_stage, Mapping):
-        return {}
+    by_stage = mapping(variant.effective.get(COUNTERS_KEY))
     return {stage: counters for stage, counters in by_stage.items() if isinstance(counters, Mapping)}
 
 

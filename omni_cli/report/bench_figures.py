@@ -18,7 +18,7 @@ from omni_cli.records.metrics import (
     TTFT,
     samples_for,
 )
-from omni_cli.records.record import GpuUtilisation, Record, Sample, Utilisation, Variant
+from omni_cli.records.record import GpuUtilisation, Record, Sample, Utilisation, Variant, mapping
 from omni_cli.records.results import Summary
 from omni_cli.report.units import count, get_scale, quantity, quantity_interval, title
 from omni_cli.report.view import MAX_DOTS, ChartRow, Colour, Element, Figure, Panel, Panels, Rows, Series, Shade, Table
@@ -191,8 +191,7 @@ def _memory_table(record: Record) -> Table:
     for variant in record.variants:
         rows.append((variant.name, "all", "run", *_peaks(msgspec.structs.asdict(variant.memory))))
         for stage, phases in variant.memory.stages.items():
-            for phase, peaks in phases.items() if isinstance(phases, Mapping) else ():
-                rows.append((variant.name, stage, phase, *_peaks(peaks if isinstance(peaks, Mapping) else {})))
+            rows += [(variant.name, stage, phase, *_peaks(mapping(peaks))) for phase, peaks in mapping(phases).items()]
     columns = ("Variant", "Stage", "While", *(title(metric) for metric in REPORTED_MEMORY))
     return Table("Peak memory by stage", columns, tuple(rows), frozenset({3, 4, 5}))
 

@@ -20,13 +20,13 @@ from omni_cli.records.metrics import (
     is_total,
     samples_for,
 )
-from omni_cli.records.record import Record, Variant, get_counters, get_failures, is_of_server, num_requests
+from omni_cli.records.record import Record, Variant, get_counters, get_failures, is_of_server, mapping, num_requests
 from omni_cli.records.results import SelfCheck, Summary
 from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisation_figure, waterfall_figure
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
 from omni_cli.report.comparison_words import Labels, comparison_notes
 from omni_cli.report.disturbance_words import disturbance_warnings
-from omni_cli.report.shared_parts import energy_text, get_device, mapping, origin_sections, output_parts, workload_title
+from omni_cli.report.shared_parts import energy_text, get_device, origin_sections, output_parts, workload_title
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
 from omni_cli.stats.referee import tokens_per_chunk
@@ -99,7 +99,7 @@ def _get_results(report: BenchmarkReport) -> list[ComparisonResult]:
     if others or (record.gate is not None and not results):
         results.append(ComparisonResult(others, is_saved=True))
     if record.gate is not None:
-        results[-1] = replace(results[-1], saved_gate=record.gate)
+        results[-1] = replace(results[-1], gate=record.gate)
     return results
 
 
@@ -146,11 +146,10 @@ def _lengths(workload: Mapping[str, object]) -> str:
 
 def load_text(workload: Mapping[str, object]) -> str:
     """Format `concurrency 8` or `4 requests per second`; empty if the variants differ in it."""
-    load = workload.get("load")
-    if isinstance(load, Mapping) and "concurrency" in load:
+    load = mapping(workload.get("load"))
+    if "concurrency" in load:
         return f"concurrency {one_line(load['concurrency'])}"
-    rate = load.get("request_rate") if isinstance(load, Mapping) else None
-    if not isinstance(load, Mapping) or rate is None:
+    if (rate := load.get("request_rate")) is None:
         return ""
     times = " as in the trace" if "arrivals" in load else ""
     return "all at once" if rate == "inf" else f"{one_line(rate)} requests per second{times}"
@@ -169,12 +168,11 @@ def request_text(workload: Mapping[str, object]) -> str:
 
 def slo_text(workload: Mapping[str, object]) -> str:
     """Format `SLO ttft 200 ms, rtf 1`; empty without an SLO."""
-    slo = workload.get("slo")
-    if not isinstance(slo, Mapping) or not slo:
-        return ""
-    return "SLO " + ", ".join(
-        f"{metric} {limit:g}" if metric in METRICS else f"{metric} {limit * 1000:g} ms" for metric, limit in slo.items()
-    )
+    limits = mapping(workload.get("slo"))
+    texts = [
+        f"{name} {limit:g}" if name in METRICS else f"{name} {limit * 1000:g} ms" for name, limit in limits.items()
+    ]
+    return f"SLO {', '.join(texts)}" if texts else ""
 
 
 def variant_section(number: int, variant: Variant, summaries: Mapping[str, Summary]) -> Section:

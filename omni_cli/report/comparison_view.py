@@ -115,8 +115,8 @@ def view_of_document(record: CompareRecord) -> View:
         record.differences,
         record.unmatched,
         record.failures,
+        record.gate,
         is_saved=True,
-        saved_gate=record.gate,
     )
     return replace(comparison_view(result, Labels(record.a.path, record.b.path)), created=record.b.created)
 

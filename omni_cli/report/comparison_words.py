@@ -120,14 +120,12 @@ def work_sentence(pair: Pair) -> str | None:
 
 
 def break_even_sentence(pair: Pair) -> str | None:
-    """Format the gain and the cost of a mode; None if the pair does not differ in a mode."""
-    sentences = (_worth_sentence(item, item.break_even) for item in pair.comparisons if item.break_even)
-    return next(sentences, None)
-
-
-def _worth_sentence(comparison: Comparison, item: BreakEven) -> str:
-    """Format the gain and the cost of a mode, and the number of requests after which it pays for itself."""
-    verdict = comparison.verdict_on(item.mode)
+    """Format the gain and the cost of a mode, and the number of requests after which it pays for itself; None if the
+    pair does not differ in a mode."""
+    found = ((item.break_even, item.verdict_on(item.break_even.mode)) for item in pair.comparisons if item.break_even)
+    item, verdict = next(found, (None, ""))
+    if item is None:
+        return None
     cost = [] if item.bytes_more is None else [size_change(0, item.bytes_more)]
     if item.preparation_s:
         cost.append(f"{quantity(E2E, item.preparation_s)} to compile or capture")

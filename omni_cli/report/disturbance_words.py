@@ -99,8 +99,6 @@ _DISTURBANCES = {
         "{device} ran {variant} at {amount:,.0f} MHz and {other} at {theirs:,.0f} MHz: the ratio holds at these",
         "to compare the work alone, fix a clock that both can hold: `nvidia-smi --lock-gpu-clocks=MHZ`",
     ),
-}
-_DISTURBANCES |= {
     "one order": (
         "{variant} was loaded first, which alone can make it 0.6 to 2 % slower on a CPU",
         "16 blocks or more are measured in both orders of loading: raise `--time-budget` or `--num-iters`",

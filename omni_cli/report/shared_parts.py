@@ -7,7 +7,7 @@ import shlex
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-from omni_cli.records.record import KeptOutput, Record, Variant
+from omni_cli.records.record import KeptOutput, Record, Variant, mapping
 from omni_cli.report.units import count, memory, one_line
 from omni_cli.report.view import Code, Element, Facts, Gallery, Medium, Paragraph, Section
 
@@ -19,11 +19,6 @@ _PARTS = {
 }
 
 _LINE = 76
-
-
-def mapping(value: object) -> Mapping[str, object]:
-    """Return `value` if it is a mapping, else an empty one: records may contain anything."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def workload_title(workload: Mapping[str, object], separator: str = ", ") -> str:

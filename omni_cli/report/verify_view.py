@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from omni_cli.core.text import visible
-from omni_cli.records.record import KeptOutput
 from omni_cli.records.verify_record import DifferentPair, Row, TokenProbability, VerifyComparison, VerifyRecord
 from omni_cli.report.shared_parts import get_device, get_medium, origin_sections
 from omni_cli.report.tables import align
@@ -110,7 +109,10 @@ def _difference(row: Row, pair: DifferentPair) -> Iterator[Element]:
     if pair.expected_text is not None and pair.got_text is not None:
         yield Words(visible(title, 200), *_split_difference(pair.expected_text, pair.got_text))
     if pair.expected is not None and pair.got is not None:
-        yield _outputs(visible(title, 200), pair.expected, pair.got)
+        outputs = (("expected", pair.expected), ("got", pair.got))
+        items = [get_medium(f"{name}: {item.text}", item) for name, item in outputs]
+        can_blink = all(item.kind == "image" and item.source is not None for item in items)
+        yield Blink(visible(title, 200), *items) if can_blink else Gallery(visible(title, 200), tuple(items))
 
 
 def _split_difference(expected: str, got: str) -> tuple[tuple[str, str, str], tuple[str, str, str]]:
@@ -125,13 +127,6 @@ def _split_difference(expected: str, got: str) -> tuple[tuple[str, str, str], tu
 
 def _split(text: str, begin: int, end: int) -> tuple[str, str, str]:
     return text[:begin], text[begin : len(text) - end], text[len(text) - end :]
-
-
-def _outputs(title: str, expected: KeptOutput, got: KeptOutput) -> Element:
-    items = [get_medium(f"{name}: {item.text}", item) for name, item in (("expected", expected), ("got", got))]
-    if all(item.kind == "image" and item.source is not None for item in items):
-        return Blink(title, *items)
-    return Gallery(title, tuple(items))
 
 
 def probabilities_text(probabilities: Sequence[TokenProbability]) -> str:

@@ -49,15 +49,15 @@ BROKEN_VERDICTS: tuple[GateVerdict, ...] = ("failed", "not comparable")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of position `b` with position `a` that has ended, and the error `alpha` that it spent.
+    """A comparison of position `b` with position `a`, and the error `alpha` that it may spend, or has spent.
 
-    `change` is the worsening: 0.05 is 5 %; `standard_error` is that of its logarithm. `record` is the file with its
-    samples.
+    `limit` is None where only outputs are compared. `change` is the worsening: 0.05 is 5 %; `standard_error` is that of
+    its logarithm. `record` is the file with its samples.
     """
 
     a: int
     b: int
-    verdict: GateVerdict
+    verdict: GateVerdict = "inconclusive"
     limit: float | None = None
     budget_s: float = 0.0
     alpha: float = 0.0
@@ -67,16 +67,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 0
     reason: str | None = None
     record: str | None = None
-
-
-class NextTrial(msgspec.Struct, frozen=True):
-    """The next comparison; `limit` is None where only outputs are compared."""
-
-    a: int
-    b: int
-    limit: float | None
-    budget_s: float
-    alpha: float
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -125,7 +115,7 @@ class Search(msgspec.Struct, frozen=True):
         """Return the latest comparison of the two."""
         return next((trial for trial in reversed(self.trials) if (trial.a, trial.b) == (a, b)), None)
 
-    def next_step(self) -> NextTrial | None:
+    def next_step(self) -> Trial | None:
         """Return the next comparison; None at the end of the search."""
         ends = self.trial(0, self.last)
         if ends is None or ends.verdict not in _WORSE:
@@ -142,10 +132,10 @@ class Search(msgspec.Struct, frozen=True):
             untold.sort(key=lambda position: abs(below[position - 1] - 0.5))
             misses = high - low - 1 - len(untold)  # those that do not run
             position = untold[min(2**misses - 1, len(untold) - 1)]
-            return NextTrial(0, position, self._middle, self.budget_s, LOOSE_ALPHA)
+            return Trial(a=0, b=position, limit=self._middle, budget_s=self.budget_s, alpha=LOOSE_ALPHA)
         final = self.trial(low, high)
         if final is None or self._contradicts(final):
-            return NextTrial(low, high, self._middle, self.budget_s, ALPHA)
+            return Trial(a=low, b=high, limit=self._middle, budget_s=self.budget_s, alpha=ALPHA)
         return None
 
     @property
@@ -178,7 +168,7 @@ class Search(msgspec.Struct, frozen=True):
         """True if a comparison of what is left finds no change, whatever the others found."""
         return (final.a, final.b) != (0, self.last) and self.odds(final) <= 0
 
-    def _ends(self) -> NextTrial | None:
+    def _ends(self) -> Trial | None:
         """Return a first comparison of the ends, or another one after an inconclusive one."""
         is_open = all(trial.verdict == "inconclusive" for trial in self.trials)
         is_open = is_open and (self.limit is not None or not self.trials)
@@ -186,7 +176,7 @@ class Search(msgspec.Struct, frozen=True):
             return None
         longer = max((MORE_TIME * trial.budget_s for trial in self.trials), default=0.0)
         budget_s = min(max(self.budget_s, longer), MOST_TIME * self.budget_s)
-        return NextTrial(0, self.last, self.limit, budget_s, ALPHA / ATTEMPTS)
+        return Trial(a=0, b=self.last, limit=self.limit, budget_s=budget_s, alpha=ALPHA / ATTEMPTS)
 
     @property
     def _middle(self) -> float | None:

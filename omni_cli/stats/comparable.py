@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from omni_cli.records.metrics import E2E, HEARD, STUTTER, WORDS
-from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server
+from omni_cli.records.record import GpuUtilisation, Record, Utilisation, Variant, is_of_server, mapping
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import get_values, request_values
 from omni_cli.stats.compare import MARGIN, Doubt
@@ -230,8 +230,7 @@ def disturbances(record: Record) -> tuple[Disturbance, ...]:
         for other in others
         for device, (a, b) in _unequal_clocks((record, record), (first, other)).items()
     )
-    conditions = record.environment.get("conditions")
-    if isinstance(conditions, Mapping) and conditions.get("loading_orders") == 1:
+    if mapping(record.environment.get("conditions")).get("loading_orders") == 1:
         has_verdict = len({sample.block for sample in first.samples}) >= MIN_BLOCKS
         of_machine += (Disturbance("one order", 1.0, 1, variant=first.name),) * has_verdict
     if not is_of_server(record):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from omni_cli.core.errors import ExitCode, OmniError
 from omni_cli.records.metrics import E2E, HOST_RSS, REPORTED_MEMORY, RESOLUTION, WORD_ERRORS, higher_is_better
-from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters
+from omni_cli.records.record import Sample, StoppingPlan, Variant, get_counters, mapping
 from omni_cli.records.results import Bounds, BreakEven, Comparison, MemoryPeak, MemoryVerdict, SelfCheck, Verdict
 from omni_cli.stats.blocks import (
     PairedBlocks,
@@ -291,8 +291,7 @@ def _noise_bytes(variant: Variant) -> float:
 
 
 def _peak(stage: Mapping[str, object], phase: str) -> float:
-    peaks = stage.get(phase)
-    value = peaks.get(HOST_RSS) if isinstance(peaks, Mapping) else None
+    value = mapping(stage.get(phase)).get(HOST_RSS)
     return float(value) if isinstance(value, int | float) else 0.0
 
 

@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 
 from omni_cli.records.history_folder import Kept
-from omni_cli.records.labels import label_variants
+from omni_cli.records.labels import get_facts, tell_apart
 from omni_cli.records.metrics import GATED_MEMORY, RESOLUTION, worsening
-from omni_cli.records.record import Variant
+from omni_cli.records.record import Variant, mapping
 from omni_cli.records.results import (
     Bounds,
     Difference,
@@ -287,7 +287,9 @@ def _group(kept: Sequence[Kept], allowed: Collection[str]) -> list[_Group]:
         newest = max(own, key=lambda group: (group.runs[-1][0].created, group.runs[-1][0].name))
         newest.is_current = _is_of_last_night(newest.runs[-1][0], kept)
     found = [group for own in groups.values() for group in own]
-    for group, label in zip(found, label_variants(group.runs[0] for group in found), strict=True):
+    parts = [(item.record, item.created[:10], variant) for item, variant in (group.runs[0] for group in found)]
+    facts = [get_facts(record.environment, record.workload, day, [variant]) for record, day, variant in parts]
+    for group, label in zip(found, tell_apart([variant.name for *_, variant in parts], facts), strict=True):
         group.label = label
     return found
 
@@ -314,8 +316,7 @@ def _failures(kept: Sequence[Kept], allowed: Collection[str]) -> Iterator[Histor
 
 
 def _commit(item: Kept) -> str | None:
-    code = item.record.environment.get("code")
-    commit = code.get("commit") if isinstance(code, dict) else None
+    commit = mapping(item.record.environment.get("code")).get("commit")
     return commit if isinstance(commit, str) else None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_cli.records.metrics import TPOT
-from omni_cli.records.record import Variant, num_requests
+from omni_cli.records.record import Variant, mapping, num_requests
 from omni_cli.records.results import Difference
 from omni_cli.stats.blocks import request_values
 from omni_cli.stats.comparable import ABSENT, Disturbance, Kind
@@ -93,9 +93,7 @@ def as_differences(unequal: Sequence[Disturbance]) -> tuple[Difference, ...]:
 
 def get_observed(variant: Variant) -> Mapping[str, Any]:
     """Return what the server showed beside the requests of the record; empty if nobody looked."""
-    server = variant.effective.get("server")
-    observed = server.get(OBSERVATIONS) if isinstance(server, Mapping) else None
-    return observed if isinstance(observed, Mapping) else {}
+    return mapping(mapping(variant.effective.get("server")).get(OBSERVATIONS))
 
 
 def tokens_per_chunk(variant: Variant) -> float | None:

@@ -64,8 +64,7 @@ class ComparisonSpec(Struct, frozen=True):
             within = compare_within(record, self if self.baseline is None else replace(self, limits=None))
         if self.baseline is not None:
             against_baseline = compare_records(self.baseline, record, self)
-        report = BenchmarkReport(record, within, against_baseline)
-        return _refuse_unequal(report) if self.strict else report
+        return BenchmarkReport(record, within, against_baseline)
 
     def without_model_based(self) -> ComparisonSpec:
         """Return the specification without limits on measures of models, which exist only at the end."""
@@ -141,17 +140,6 @@ class BenchmarkReport(Struct, frozen=True, dict=True):
         )
 
 
-def _refuse_unequal(report: BenchmarkReport) -> BenchmarkReport:
-    """Return the report without verdicts between servers whose conditions were unequal."""
-    own = [item for item in report.disturbances if item.kind in UNEQUAL]
-
-    def refuse(result: ComparisonResult | None) -> ComparisonResult | None:
-        unequal = () if result is None else (*own, *(item for pair in result.pairs for item in pair.unequal))
-        return result and replace(result, mismatches=(*result.mismatches, *as_differences(unequal)))
-
-    return replace(report, within=refuse(report.within), against_baseline=refuse(report.against_baseline))
-
-
 def own_report(record: Record) -> BenchmarkReport:
     """Compare the variants of a saved record again, with the margin that it was made with."""
     margin = next((item.margin for item in record.comparisons if item.margin), MARGIN)
@@ -182,12 +170,12 @@ class Pair(Struct, frozen=True):
     unequal: tuple[Disturbance, ...] = ()
 
 
-class ComparisonResult(Struct, frozen=True, dict=True):
+class ComparisonResult(Struct, frozen=True):
     """The pairs of variants with their verdicts; `mismatches` and `differences` are those of the records, too.
 
-    `unmatched` are variants without a counterpart, `failures` sentences on variants that failed, `missing` on what
-    cannot be judged. `tool` is the other program that measured; None for our own. A saved document (`is_saved`) has its
-    `saved_gate` in place of limits, and does not say how the pairs were measured.
+    `unmatched` are variants without a counterpart, `failures` sentences on variants that failed. `gate` is the verdict
+    on the limits, None without limits. `tool` is the other program that measured; None for our own. A saved document
+    (`is_saved`) does not say how the pairs were measured.
     """
 
     pairs: tuple[Pair, ...]
@@ -195,26 +183,9 @@ class ComparisonResult(Struct, frozen=True, dict=True):
     differences: tuple[Difference, ...] = ()
     unmatched: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    limits: GateLimits | None = None
+    gate: GateResult | None = None
     tool: str | None = None
     is_saved: bool = False
-    saved_gate: GateResult | None = None
-
-    @cached_property
-    def gate(self) -> GateResult | None:
-        """The verdict on the limits; None without limits."""
-        if self.limits is None or self.saved_gate is not None:
-            return self.saved_gate
-        return judge(
-            self.limits,
-            [item for pair in self.pairs for item in pair.estimates],
-            [peak for pair in self.pairs for peak in pair.memory],
-            {(pair.a.name, pair.b.name): pair.outputs for pair in self.pairs},
-            mismatches=self.mismatches,
-            failures=self.failures,
-            missing=self.missing,
-        )
 
     @property
     def is_comparable(self) -> bool:
@@ -260,7 +231,7 @@ def compare_within(record: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> Comp
         _check_shared(spec.metrics, [(first, other) for other in others])
     pairs = tuple(_pair(first, other, [record], replace(spec, allowed=())) for other in others)
     mismatches = tuple(item for pair in pairs for item in pair.mismatches)
-    return ComparisonResult(pairs, mismatches, failures=failures, limits=spec.limits)
+    return _judge(ComparisonResult(pairs, mismatches, failures=failures), record, spec)
 
 
 def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) -> ComparisonResult:
@@ -277,16 +248,39 @@ def compare_records(a: Record, b: Record, spec: ComparisonSpec = _DEFAULT_SPEC) 
     tool = a.workload.get("tool")
     gone = {item.name for item in a.variants} & set(unmatched) if tool == _LEAVES_OUT else ()
     found = [*mismatches, *(item for pair in pairs for item in pair.mismatches)]
-    return ComparisonResult(
+    result = ComparisonResult(
         pairs,
         tuple(item for number, item in enumerate(found) if item not in found[:number]),
         (*excused, *code_differences(a, b)),
         unmatched,
         failures,
-        tuple(f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone)),
-        spec.limits,
-        tool,
+        tool=tool,
     )
+    missing = [f"`{name}` is only in A, and {tool} leaves out what failed" for name in sorted(gone)]
+    return _judge(result, b, spec, missing)
+
+
+def _judge(
+    result: ComparisonResult, record: Record, spec: ComparisonSpec, missing: Sequence[str] = ()
+) -> ComparisonResult:
+    """Add the gate, to which `missing` are sentences on what cannot be judged; a strict one refuses servers that the
+    record measured under unequal conditions."""
+    if spec.strict:
+        unequal = [item for item in BenchmarkReport(record).disturbances if item.kind in UNEQUAL]
+        unequal += [item for pair in result.pairs for item in pair.unequal]
+        result = replace(result, mismatches=(*result.mismatches, *as_differences(unequal)))
+    if spec.limits is None:
+        return result
+    gate = judge(
+        spec.limits,
+        [item for pair in result.pairs for item in pair.estimates],
+        [peak for pair in result.pairs for peak in pair.memory],
+        {(pair.a.name, pair.b.name): pair.outputs for pair in result.pairs},
+        mismatches=result.mismatches,
+        failures=result.failures,
+        missing=missing,
+    )
+    return replace(result, gate=gate)
 
 
 def _pair(a: Variant, b: Variant, records: Sequence[Record], spec: ComparisonSpec, doubt: Doubt | None = None) -> Pair:

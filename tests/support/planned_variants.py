@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.measure.bench.harness import Harness
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.protocol import Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.utilisation import MachineCounters, UtilisationSampler
@@ -28,7 +28,7 @@ class PlannedRunner:
 
     async def start(self) -> None: ...
 
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, on_loading: Callable[[Loading], None]) -> Loaded:
         return Loaded(())
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
@@ -58,7 +58,6 @@ def measure_planned(
     measurement = Harness(
         builder,
         launch=lambda index: launch("ab"[index]),
-        load=lambda index: None,
         limits=limits,
         sampler=UtilisationSampler(lambda: machine, interval_s=0.001),
         **{"decided": lambda record: False, "watcher": Quiet(), **options},

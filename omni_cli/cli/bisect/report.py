@@ -21,7 +21,7 @@ from omni_cli.stats.verdicts import ComparisonSpec
 if TYPE_CHECKING:
     from omni_cli.measure.bench.bisect import BisectRecord, BisectResult
     from omni_cli.measure.bench.commits import CommitInfo
-    from omni_cli.stats.bisection import NextTrial, Search, Trial
+    from omni_cli.stats.bisection import Search, Trial
 
 _VERDICTS = {
     "pass": "as good",
@@ -42,7 +42,7 @@ class BisectProgress(BenchProgress):
         super().__init__(stream, ComparisonSpec(), quiet=quiet, verbose=verbose)
         self._commits = commits
 
-    def step_begins(self, step: NextTrial) -> None:
+    def step_begins(self, step: Trial) -> None:
         self._line.step(f"{self._commits[step.b].short_sha}: commit {step.b} of {len(self._commits) - 1}")
 
     def step_done(self, search: Search) -> None:

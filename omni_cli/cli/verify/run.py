@@ -36,13 +36,12 @@ from omni_cli.core.files import scratch_folder
 from omni_cli.engine.describing import get_capabilities
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays
-from omni_cli.measure.bench.variant_configs import parse_vary
-from omni_cli.measure.verify.checks import Checks, VerifyPlan
+from omni_cli.measure.bench.variant_configs import VariantConfig, parse_vary
+from omni_cli.measure.verify.checks import Checks
 from omni_cli.measure.verify.default_requests import default_requests
 from omni_cli.measure.verify.engine_subject import EngineSubject, greedy_overrides
 from omni_cli.measure.verify.reference import Reference
 from omni_cli.measure.verify.server_subject import REFERENCE_ROUTES, TEXT, ServerSubject
-from omni_cli.measure.verify.subject import Mode
 from omni_cli.openai_api.client import Client, find_targets
 from omni_cli.records.record_file import save_record, utc_now, with_digest
 from omni_cli.records.verify_record import TokenProbability, VerifyRecord, exit_code
@@ -74,7 +73,6 @@ def verify_profile(options: VerifyOptions) -> int:
     capabilities = get_capabilities(config, verbose=options.verbose, timeout_s=options.timeout)
     requests = _read_requests(options, config, capabilities)
     greedy = greedy_overrides(config, shorten=options.requests is None)
-    plan = VerifyPlan(requests, are_defaults=options.requests is None, low_memory=options.low_memory)
     modes = _modes(options, config, greedy)
     for mode in modes:
         source.load(mode.overrides)  # a mistake is reported before anything loads
@@ -99,7 +97,7 @@ def verify_profile(options: VerifyOptions) -> int:
             verbose=options.verbose,
             reference_python=python,
         )
-        return Checks(engine, plan, folder, say)
+        return Checks(engine, requests, folder, say, are_defaults=options.requests is None)
 
     return _run_checks(start, subject, options, began_s)
 
@@ -120,12 +118,11 @@ def _read_requests(
     return tuple(requests)
 
 
-def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) -> tuple[Mode, ...]:
-    variants = parse_vary(options.vary or (), config, "all")
+def _modes(options: VerifyOptions, config: EngineConfig, greedy: Sequence[str]) -> tuple[VariantConfig, ...]:
+    variants = parse_vary(options.vary or (), config, "all") or (VariantConfig("profile"),)
     if any(variant.environment for variant in variants):
         raise UsageError("`--vary env.NAME` is for `omni bench`", hint="vary keys of the profile")
-    named = [(variant.name, variant.overrides) for variant in variants] or [("profile", ())]
-    return tuple(Mode(name, (*greedy, *overrides)) for name, overrides in named)
+    return tuple(replace(variant, overrides=(*greedy, *variant.overrides)) for variant in variants)
 
 
 def _hash_request(request: GenerateRequest) -> str:
@@ -148,7 +145,6 @@ def verify_server(options: VerifyOptions) -> int:
     (target,) = find_targets([url], options.served_model_name, options.api_key)
     # The package's sentences are all that a route for speech is asked, so that none is left out.
     are_defaults = options.requests is None and options.route != "transcriptions"
-    plan = VerifyPlan(requests, are_defaults=are_defaults, low_memory=options.low_memory)
     subject = {
         "url": url,
         "route": options.route,
@@ -160,7 +156,8 @@ def verify_server(options: VerifyOptions) -> int:
 
     def start(folder: Path, line: LiveLine) -> Checks:
         client = Client(url, api_key=options.api_key, timeout_s=_REQUEST_TIMEOUT_S)
-        return Checks(ServerSubject(client, options.route, target.model, reference), plan, folder, line.say)
+        server = ServerSubject(client, options.route, target.model, reference)
+        return Checks(server, requests, folder, line.say, are_defaults=are_defaults)
 
     return _run_checks(start, subject, options, began_s)
 
@@ -194,8 +191,7 @@ def _reference(options: VerifyOptions) -> Reference | None:
     folder = Path(resolve_model(config.model))
     return Reference(
         source,
-        config,
-        folder,
+        str(folder),
         low_memory=options.low_memory,
         verbose=options.verbose,
         row_stage=TEXT,

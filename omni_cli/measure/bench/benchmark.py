@@ -11,10 +11,8 @@ from omni_cli.core.energy import EnergyMeter, open_meter
 from omni_cli.measure.bench.checks import Free, read_free
 from omni_cli.measure.bench.checks import warnings as setting_warnings
 from omni_cli.measure.bench.harness import Harness, State, Watcher
-from omni_cli.measure.bench.protocol import Load, Loading
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_process import VariantRunner
 from omni_cli.records.record_file import save_record
 from omni_cli.stats.blocks import metric_names
@@ -24,20 +22,19 @@ from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
 @dataclass(frozen=True)
 class Plan:
-    """The variants to measure: `launch(index)` makes the runner of one, `load(index)` its first request.
+    """The variants to measure: `launch(index)` makes the runner of one, just before it is loaded.
 
     `is_local`: they run on this machine, whose counters of energy are theirs.
     """
 
     builder: RecordBuilder
     launch: Callable[[int], VariantRunner]
-    load: Callable[[int], Load | None] = lambda _index: None
     is_local: bool = True
 
 
 @dataclass
 class Benchmark:
-    """One measurement; passes the harness's events on to `watcher`."""
+    """One measurement, whose events `watcher` receives."""
 
     plan: Plan
     spec: ComparisonSpec
@@ -61,11 +58,10 @@ class Benchmark:
             await Harness(
                 self._builder,
                 launch=self.plan.launch,
-                load=self.plan.load,
                 limits=self.limits,
                 decided=self.spec.without_model_based().is_decided,
-                watcher=self,
-                sampler=UtilisationSampler(),
+                watcher=self.watcher,
+                block_done=self._block_done,
                 read_free=self.read_free,
                 meter=meter,
                 both_orders=True,
@@ -90,17 +86,7 @@ class Benchmark:
         texts = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
         return list(dict.fromkeys(texts))
 
-    def loading(self, variant: str, event: Loading) -> None:
-        self.watcher.loading(variant, event)
-
-    def warming_up(self, variant: str) -> None:
-        self.watcher.warming_up(variant)
-
-    def falling_back(self, reason: str) -> None:
-        self._builder.note(interleaving_reason=reason)
-        self.watcher.falling_back(reason)
-
-    def block_done(self, state: State) -> None:
+    def _block_done(self, state: State) -> None:
         with self._saving:
             if self.record_file is not None and self._is_running:
                 save_record(state.record, self.record_file)

@@ -22,7 +22,7 @@ from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError
 from omni_cli.records.record_file import Kind, get_digest, load_checked, save_record, utc_now
 from omni_cli.records.results import Bounds
-from omni_cli.stats.bisection import NextTrial, Outcome, Search, Trial, standard_error
+from omni_cli.stats.bisection import Outcome, Search, Trial, standard_error
 from omni_cli.stats.sequential import level_at
 from omni_cli.stats.verdicts import BenchmarkReport, ComparisonSpec
 
@@ -90,7 +90,7 @@ class Criterion:
 class BisectWatcher(Watcher, Protocol):
     """Receives the events of a search, and those of its measurements."""
 
-    def step_begins(self, step: NextTrial) -> None: ...
+    def step_begins(self, step: Trial) -> None: ...
 
     def step_done(self, search: Search) -> None:
         """`search` ends with the comparison that is done."""
@@ -195,19 +195,18 @@ class Bisection:
             confidence=search.confidence,
         )
 
-    async def _try(self, step: NextTrial) -> Trial:
+    async def _try(self, step: Trial) -> Trial:
         """Compare two commits; one that does not run is skipped, except the ends of the range."""
-        trial = Trial(a=step.a, b=step.b, verdict="failed", limit=step.limit, budget_s=step.budget_s)
         try:
-            return await self._compare(step, trial)
+            return await self._compare(step)
         except OutputError:  # of the search's own files
             raise
         except (BuildError, VariantError, UsageError) as error:
             if step.b == self._last:
                 raise
-            return msgspec.structs.replace(trial, reason=error.message)
+            return msgspec.structs.replace(step, verdict="failed", alpha=0.0, reason=error.message)
 
-    async def _compare(self, step: NextTrial, trial: Trial) -> Trial:
+    async def _compare(self, step: Trial) -> Trial:
         variants = (await self._variant_config(step.a), await self._variant_config(step.b))
         criterion = self.criterion
         spec = ComparisonSpec(criterion.limits(step.limit), None if criterion.metric is None else (criterion.metric,))
@@ -230,7 +229,7 @@ class Bisection:
                     raise OmniError(error.message, hint=error.hint) from error
                 raise
             report = benchmark.report()
-        judged = _judge_trial(report, msgspec.structs.replace(trial, record=name, alpha=0.0 if exact else step.alpha))
+        judged = _judge_trial(report, msgspec.structs.replace(step, record=name, alpha=0.0 if exact else step.alpha))
         if judged.verdict == "failed" and step.b == self._last:
             raise OmniError(f"the measurement cannot be trusted: {judged.reason}")
         return judged

@@ -13,6 +13,7 @@ import tarfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -85,35 +86,35 @@ def commits_between(repository: Path, good: str, bad: str) -> tuple[CommitInfo, 
     return tuple(CommitInfo(sha=sha, author=a, date=d, subject=s) for sha, a, d, s in fields)
 
 
+@dataclass(frozen=True)
 class Worktrees:
     """Worktrees of commits below `folder`, built once with the shell command `build` and kept."""
 
-    def __init__(self, repository: Path, folder: Path, build: str | None = None) -> None:
-        self._repository = repository
-        self._folder = folder
-        self._build = build
+    repository: Path
+    folder: Path
+    build: str | None = None
 
     async def provide(self, commit: CommitInfo) -> Path:
         """Return the commit's files, built. Raises `BuildError`."""
-        path = self._folder / commit.short_sha
-        mark = self._folder / f"{commit.short_sha}.built"
+        path = self.folder / commit.short_sha
+        mark = self.folder / f"{commit.short_sha}.built"
         if path.is_dir() and mark.is_file():
             return path
         # A leftover of a command that was killed is neither complete nor known to be built.
-        run_git(self._repository, "worktree", "remove", "--force", "--force", str(path))
+        run_git(self.repository, "worktree", "remove", "--force", "--force", str(path))
         shutil.rmtree(path, ignore_errors=True)
-        run_git(self._repository, "worktree", "prune")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        run_git(self.repository, "worktree", "prune")
+        self.folder.mkdir(parents=True, exist_ok=True)
         # Not `run_git`: Ctrl-C in a terminal would end git as well, and its failure look like one of the commit.
         add = shlex.join(["git", "worktree", "add", "--detach", str(path), commit.sha])
-        code, out, err = await run_program(add, self._repository)
+        code, out, err = await run_program(add, self.repository)
         if code:
             raise BuildError(f"cannot check out {commit.short_sha}: {last_line(err, out)}")
-        if self._build is not None:
-            code, out, err = await run_program(self._build, path)
+        if self.build is not None:
+            code, out, err = await run_program(self.build, path)
             if code:
                 raise BuildError(
-                    f"{commit.short_sha}: `{visible(self._build, 80)}` ended with {code}: {last_line(err, out)}"
+                    f"{commit.short_sha}: `{visible(self.build, 80)}` ended with {code}: {last_line(err, out)}"
                 )
         add_entry_points(path)
         mark.touch()

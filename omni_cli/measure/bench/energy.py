@@ -53,7 +53,10 @@ class _Account:
                 self.work.update({**sample.work, "images": images})
 
     def add_figures(self, measured: Measured) -> None:
-        measured.add_metrics(get_energy(self.joules, self.work, self.count))
+        """Add the figures to the variant's last sample: they are of it and the ones before."""
+        last = measured.samples[-1]
+        metrics = {**last.metrics, **get_energy(self.joules, self.work, self.count)}
+        measured.samples[-1] = msgspec.structs.replace(last, metrics=metrics)
 
 
 class EnergyLedger:

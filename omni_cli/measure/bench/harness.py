@@ -24,7 +24,7 @@ from omni_cli.measure.bench.checks import (
     setting_not_in_effect,
 )
 from omni_cli.measure.bench.energy import EnergyLedger
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.protocol import Loaded, Loading, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import (
     FEW_BLOCKS,
@@ -75,19 +75,19 @@ class Watcher(Protocol):
 
 @dataclass
 class Harness:
-    """One measurement. `launch(index)` makes the runner of a variant, `load(index)` its first request;
-    `decided(record)` is asked at planned looks only. `both_orders`: on a processor, where the first-loaded of equal
-    variants is slower, interleaved ones are loaded again in the other order at half time. `drops_failed`: the others
-    go on without a variant that fails."""
+    """One measurement. `launch(index)` makes the runner of a variant; `decided(record)` is asked at planned looks only.
+    `block_done(state)` is called in place of the watcher's. `both_orders`: on a processor, where the first-loaded of
+    equal variants is slower, interleaved ones are loaded again in the other order at half time. `drops_failed`: the
+    others go on without a variant that fails."""
 
     builder: RecordBuilder
     _: KW_ONLY
     launch: Callable[[int], VariantRunner]
-    load: Callable[[int], Load | None]
     limits: RunLimits
     decided: Callable[[Record], bool]
     watcher: Watcher
-    sampler: UtilisationSampler
+    block_done: Callable[[State], None] | None = None
+    sampler: UtilisationSampler = field(default_factory=UtilisationSampler)
     read_free: Callable[[], Free] = read_free
     meter: EnergyMeter | None = None
     drops_failed: bool = False
@@ -156,6 +156,7 @@ class Harness:
                 await self._prepare(variant)
             self.interleaving = "iterations" if self._count > 1 else "none"
         else:
+            self.builder.note(interleaving_reason=reason)
             self.watcher.falling_back(reason)
             self.interleaving = "loads"
         return reason
@@ -252,7 +253,7 @@ class Harness:
             left_s = max(min(each_s * schedule.blocks, budget_s) - elapsed_s, 0.0)
             state = State(done, schedule.blocks, left_s, self.builder.record())
             # In a thread, so that writing a record and computing an interval does not delay an interrupt.
-            await asyncio.to_thread(self.watcher.block_done, state)
+            await asyncio.to_thread(self.block_done or self.watcher.block_done, state)
             is_over = halves.is_over(done, (elapsed_s + each_s / 2) / budget_s)
             # The decision to stop early may depend on the data only at the planned looks.
             if not is_over and halves.is_look(done):
@@ -318,7 +319,7 @@ class Harness:
         started_s = time.monotonic()
         try:
             await process.start()
-            loaded = await process.load(self.load(variant), lambda event: self.watcher.loading(process.name, event))
+            loaded = await process.load(lambda event: self.watcher.loading(process.name, event))
             self._start_s = time.monotonic() - started_s
             self._check_settings(variant, loaded)
         except VariantError as error:

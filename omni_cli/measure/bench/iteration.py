@@ -29,6 +29,7 @@ from omni_cli.records.metrics import (
 )  # fmt: skip
 from omni_cli.requests.outputs import AudioOutput, ImageOutput, RequestResult, StageTrace, VideoOutput, audio_seconds
 
+_PARTS = ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s", "encode_s")  # beside denoising steps
 SLACK_S = 0.005
 """Time allowed for messages between processes, which does not shrink with the work."""
 
@@ -148,7 +149,7 @@ def _ar_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
 
 def _diffusion_metrics(traces: Sequence[StageTrace]) -> dict[str, float]:
     values = {"denoise_step_s": [step for trace in traces for step in trace.denoise_step_s or ()]}
-    for name in ("text_encode_s", "vae_encode_s", "vae_decode_s", "vocoder_s", "encode_s"):
+    for name in _PARTS:
         values[name] = [value for trace in traces if (value := getattr(trace, name)) is not None]
     return summarise_values(values)
 
@@ -204,8 +205,7 @@ def get_accounted(iteration: Iteration) -> Mapping[str, float]:
             if trace.token_times_s:
                 shares.setdefault("tokens", []).append(_share(trace.token_times_s[-1], trace.latency_s))
             if trace.denoise_step_s and is_alone:
-                others = (trace.text_encode_s, trace.vae_encode_s, trace.vae_decode_s, trace.vocoder_s, trace.encode_s)
-                parts = sum(trace.denoise_step_s) + sum(value or 0.0 for value in others)
+                parts = sum(trace.denoise_step_s) + sum(getattr(trace, name) or 0.0 for name in _PARTS)
                 shares.setdefault("steps", []).append(_share(parts, trace.latency_s))
     return {name: median_share(values) for name, values in shares.items()}
 

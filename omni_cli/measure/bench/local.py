@@ -73,15 +73,13 @@ def local_plan(
         inputs_file = inputs or folder / "inputs"
 
         def launch(index: int) -> VariantProcess:
-            return VariantProcess(variants[index], verbose=verbose)
-
-        def load(index: int) -> Load:
             shared = vars(source) | vars(workload) | {"overrides": (*source.overrides, *variants[index].overrides)}
             requests = None if workload.requests is None else str(workload.requests.path)
             own = {"inputs": str(inputs_file), "records_inputs": not inputs_file.exists(), "verbose": verbose}
-            return Load(**shared | own | {"requests": requests, "slo": dict(workload.slo)})
+            load = Load(**shared | own | {"requests": requests, "slo": dict(workload.slo)})
+            return VariantProcess(variants[index], load, verbose=verbose)
 
-        yield Plan(builder, launch, load)
+        yield Plan(builder, launch)
 
 
 def plan_variant_configs(
@@ -198,27 +196,26 @@ def program_plan(program: Program, variants: tuple[VariantConfig, ...], command:
         )
 
 
+@dataclass
 class ProgramVariant:
-    """Runs the program once per iteration."""
+    """Runs the program in a folder, once per iteration."""
 
-    pid = None
-
-    def __init__(self, name: str, program: Program, folder: Path) -> None:
-        self.name = name
-        self._program = program
-        self._folder = folder
+    name: str
+    program: Program
+    folder: Path
+    pid: None = None
 
     async def start(self) -> None:
         """Start nothing: each iteration is a process of its own."""
 
-    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, _on_loading: Callable[[Loading], None]) -> Loaded:
         return Loaded(())
 
     async def run(self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None) -> Ran:
         """Run the program. Raises `VariantError` if it fails, hangs, or reports no duration."""
         began_s, began_cpu_s = time.perf_counter(), _children_s()
         try:
-            code, out, err = await run_program(self._program.command, self._folder, timeout_s)
+            code, out, err = await run_program(self.program.command, self.folder, timeout_s)
         except TimeoutError as error:
             raise VariantError(
                 f"{self.name}: the program is considered hung ({when}): no end within {timeout_s:.0f} s"
@@ -227,7 +224,7 @@ class ProgramVariant:
         if code:
             raise VariantError(f"{self.name}: the program ended with {code} ({when}): {last_line(err, out)}")
         try:
-            seconds = self._program.seconds(out, wall_s, _children_s() - began_cpu_s)
+            seconds = self.program.seconds(out, wall_s, _children_s() - began_cpu_s)
         except ValueError as error:
             raise VariantError(f"{self.name}: {error}", hint="see `--duration` for other places") from error
         return Ran(e2e_s=seconds, metrics={}, work={}, output_sha256=None, accounted={}, memory={}, lasted_s=wall_s)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,19 +128,19 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+@dataclass
 class WordJudge:
     """Counts the wrong words of answers; `known` are those of answers so far: what is equal is heard once."""
 
-    def __init__(self, process: ProcessPoolExecutor, folder: str) -> None:
-        self._process = process
-        self._folder = folder
-        self.known: dict[str, dict[str, float]] = {}
+    process: ProcessPoolExecutor
+    folder: str
+    known: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def judge(self, answers: Sequence[Utterance]) -> list[dict[str, float]]:
         """Return the errors of each answer as `count_word_errors`. Raises `QualityWeightsError` if hearing fails."""
         keys = [_hash(answer) for answer in answers]
         new = {key: answer for key, answer in zip(keys, answers, strict=True) if key not in self.known}
-        self.known |= zip(new, _call(self._process, WER, _count, self._folder, list(new.values())), strict=True)
+        self.known |= zip(new, _call(self.process, WER, _count, self.folder, list(new.values())), strict=True)
         return [self.known[key] for key in keys]
 
 

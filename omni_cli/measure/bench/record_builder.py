@@ -69,11 +69,6 @@ class Measured:
         before, self.execution_counters = self.execution_counters, ran.execution_counters
         return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
 
-    def add_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Add to the last sample what was measured of it and the ones before."""
-        last = self.samples[-1]
-        self.samples[-1] = msgspec.structs.replace(last, metrics={**last.metrics, **metrics})
-
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
         add up to, and the counters since the last loading."""

@@ -27,7 +27,6 @@ from omni_cli.measure.bench.harness import Harness, Watcher
 from omni_cli.measure.bench.local import check_variant_config, load_variant_config
 from omni_cli.measure.bench.profile_source import ProfileSource
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig, parse_vary
 from omni_cli.measure.bench.workload import Workload, measured_stages
 from omni_cli.records.metrics import ATTAINMENT
@@ -135,11 +134,9 @@ class Tuning:
             await Harness(
                 plan.builder,
                 launch=plan.launch,
-                load=plan.load,
                 limits=self.iterations,
                 decided=lambda _: False,
                 watcher=self.watcher,
-                sampler=UtilisationSampler(),
                 drops_failed=True,
             ).run()
             plan.builder.check()

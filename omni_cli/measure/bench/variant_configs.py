@@ -15,6 +15,7 @@ from omni_cli.config.yaml_tree import parse_scalar
 from omni_cli.core.errors import UsageError
 from omni_cli.core.text import visible
 from omni_cli.measure.bench.workload import measured_stages
+from omni_cli.records.labels import number_repeated
 
 ENVIRONMENT = "env."
 MAX_VARIANTS = 8
@@ -41,19 +42,6 @@ class VariantConfig:
         return frozenset(key for name, _, key in keys if name == stage)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One value of one `--vary`: `key` as written, `overrides` for the stages that it applies to."""
-
-    key: str
-    value: str
-    overrides: tuple[str, ...] = ()
-
-    @property
-    def is_variable(self) -> bool:
-        return self.key.startswith(ENVIRONMENT)
-
-
 def parse_vary(
     texts: Sequence[str], config: EngineConfig, stage: str, *, option: str = "--vary", at_most: int = MAX_VARIANTS
 ) -> tuple[VariantConfig, ...]:
@@ -62,7 +50,7 @@ def parse_vary(
     A key without a stage's name applies to the measured stages that have it. Raises `UsageError`.
     """
     axes = [_axis(text, config, stage, option) for text in texts]
-    keys = [axis[0].key for axis in axes]
+    keys = [key for axis in axes for key in axis[0].settings]
     for key in keys:
         if keys.count(key) > 1:
             raise UsageError(f"`{option} {key}=...` is given twice", hint=f"write one: `{option} {key}=A,B`")
@@ -74,11 +62,14 @@ def parse_vary(
         )
     if not axes:
         return ()
-    variants = [_variant_config(settings) for settings in itertools.product(*axes)]
-    return tuple(_with_unique_name(variants, position) for position in range(len(variants)))
+    variants = list(map(_combine, itertools.product(*axes)))
+    # A repeated value is A against A.
+    names = number_repeated(variant.name for variant in variants)
+    return tuple(dataclasses.replace(variant, name=name) for variant, name in zip(variants, names, strict=True))
 
 
-def _axis(text: str, config: EngineConfig, stage: str, option: str) -> list[Setting]:
+def _axis(text: str, config: EngineConfig, stage: str, option: str) -> list[VariantConfig]:
+    """Return a variant for each value of a key."""
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -96,9 +87,12 @@ def _axis(text: str, config: EngineConfig, stage: str, option: str) -> list[Sett
         name = key.removeprefix(ENVIRONMENT)
         if not _VARIABLE.fullmatch(name):
             raise UsageError(f"`{visible(name, 80)}` is not the name of an environment variable")
-        return [Setting(key, value) for value in values]
+        return [VariantConfig(f"{key}={value}", (), {name: value}, settings={key: value}) for value in values]
     keys = _full_keys(key, config, stage)
-    return [Setting(key, value, tuple(f"{full}={value}" for full in keys)) for value in values]
+    return [
+        VariantConfig(f"{key}={value}", tuple(f"{full}={value}" for full in keys), settings={key: parse_scalar(value)})
+        for value in values
+    ]
 
 
 def _full_keys(key: str, config: EngineConfig, stage: str) -> list[str]:
@@ -130,21 +124,12 @@ def split_values(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def _variant_config(settings: Sequence[Setting]) -> VariantConfig:
+def _combine(parts: Sequence[VariantConfig]) -> VariantConfig:
     return VariantConfig(
-        name=", ".join(f"{setting.key}={setting.value}" for setting in settings),
-        overrides=tuple(text for setting in settings for text in setting.overrides),
-        environment={s.key.removeprefix(ENVIRONMENT): s.value for s in settings if s.is_variable},
-        settings={s.key: s.value if s.is_variable else parse_scalar(s.value) for s in settings},
-    )
-
-
-def _with_unique_name(variants: Sequence[VariantConfig], position: int) -> VariantConfig:
-    """Name a repeated value (A against A) apart, because variants of a record need distinct names."""
-    name = variants[position].name
-    earlier = sum(variant.name == name for variant in variants[:position])
-    return (
-        variants[position] if not earlier else dataclasses.replace(variants[position], name=f"{name} ({earlier + 1})")
+        name=", ".join(part.name for part in parts),
+        overrides=tuple(text for part in parts for text in part.overrides),
+        environment={name: value for part in parts for name, value in part.environment.items()},
+        settings={key: value for part in parts for key, value in part.settings.items()},
     )
 
 

@@ -55,7 +55,7 @@ class VariantRunner(Protocol):
 
     async def start(self) -> None: ...
 
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded: ...
+    async def load(self, on_loading: Callable[[Loading], None]) -> Loaded: ...
 
     async def run(
         self, number: int, *, when: str, outputs: Path | None = None, timeout_s: float | None = None
@@ -65,11 +65,12 @@ class VariantRunner(Protocol):
 
 
 class VariantProcess:
-    """Starts the process, sends one request at a time, and ends it. Owned by one event loop."""
+    """Starts the process, sends one request at a time, `request` first, and ends it. Owned by one event loop."""
 
-    def __init__(self, config: VariantConfig, *, verbose: bool = False) -> None:
+    def __init__(self, config: VariantConfig, request: Load, *, verbose: bool = False) -> None:
         self.config = config
         self.name = config.name
+        self._request = request
         self._log = StageLog(passed_on=verbose)
         self._started: asyncio.subprocess.Process | None = None
         self._protocol = 0
@@ -111,11 +112,10 @@ class VariantProcess:
         hint = "compare with a commit closer to this one"
         return VariantError(f"variant `{self.name}` uses another version of the bench protocol", hint=hint)
 
-    async def load(self, request: Load | None, on_loading: Callable[[Loading], None]) -> Loaded:
-        assert request is not None  # None is for servers only
-        if request.requests is not None and self._protocol < PROTOCOL:
+    async def load(self, on_loading: Callable[[Loading], None]) -> Loaded:
+        if self._request.requests is not None and self._protocol < PROTOCOL:
             raise self._too_far()
-        await self._send(request, "loading")
+        await self._send(self._request, "loading")
         while True:
             reply = await self._receive("loading", None)
             if isinstance(reply, Loaded):

@@ -18,7 +18,7 @@ from omni_cli.core.files import allow_open_files, scratch_folder
 from omni_cli.measure.bench.benchmark import Plan
 from omni_cli.measure.bench.environment import read_environment
 from omni_cli.measure.bench.outputs import hash_arrays, save_arrays
-from omni_cli.measure.bench.protocol import Load, Loaded, Loading, Ran
+from omni_cli.measure.bench.protocol import Loaded, Loading, Ran
 from omni_cli.measure.bench.quality import WordJudge
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.slo import check_limits_apply, row_limits
@@ -96,9 +96,8 @@ def server_plan(
 
     def launch(index: int) -> ServerVariant:
         target, traffic = pairs[index]
-        variant = ServerVariant(
-            variants[index].name, target, workload, traffic, turn, api_key=api_key, request_timeout_s=request_timeout_s
-        )
+        client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
+        variant = ServerVariant(variants[index].name, client, target, workload, traffic, turn)
         variant.canaries, variant.reads_energy, variant.judge = canaries, reads_energy, judge
         return variant
 
@@ -158,20 +157,18 @@ class ServerVariant:
     def __init__(
         self,
         name: str,
+        client: Client,
         target: Target,
         workload: ServerWorkload,
         traffic: Traffic,
         turn: SendingTurn,
-        *,
-        api_key: str | None,
-        request_timeout_s: float,
     ) -> None:
         self.name = name
+        self._client = client
         self._target = target
         self._workload = workload
         self._traffic = traffic
         self._turn = turn
-        self._client = Client(target.url, api_key=api_key, timeout_s=request_timeout_s)
         self._count = workload.num_requests or traffic.default_requests
         self._maker = RequestMaker(workload, self._count, target)
         self._stack = AsyncExitStack()
@@ -195,7 +192,7 @@ class ServerVariant:
         if self._clients is not None:
             self._stack.push_async_callback(self._clients.close)
 
-    async def load(self, _request: Load | None, _on_loading: Callable[[Loading], None]) -> Loaded:
+    async def load(self, _on_loading: Callable[[Loading], None]) -> Loaded:
         """Load nothing: the server has loaded its model. One that refuses `verbose_json` transcribes to `json`."""
         description = self._target.description
         if self._workload.endpoint.sends_speech and "response_format" not in self._workload.extra_body:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -46,10 +45,9 @@ def measure_activity(traced: Sequence[Operators], description: StageDescription)
     """Return medians over the traced iterations."""
     is_cpu = description.device == "cpu"
     iterations = [_cpu(operators, description.num_threads) if is_cpu else _cuda(operators) for operators in traced]
-    names = list(dict.fromkeys(name for item in iterations for name in item["idle"]))
-    window_s, capacity_s, busy_s = (
-        statistics.median(item[key] for item in iterations) for key in ("window", "full", "busy")
-    )
+    names = dict.fromkeys(name for *_, idle in iterations for name, idle_ns in idle.items() if idle_ns)
+    columns = zip(*(item[:3] for item in iterations), strict=True)
+    window_s, capacity_s, busy_s = (statistics.median(column) / 1e9 for column in columns)
     busy = min(busy_s / capacity_s, 1.0) if capacity_s else 0.0
     waited = [o.recording.waited_ns for o in traced if o.recording.waited_ns is not None]
     return Activity(
@@ -60,13 +58,14 @@ def measure_activity(traced: Sequence[Operators], description: StageDescription)
         busy_s=busy_s,
         busy_fraction=busy,
         idle_fraction=1 - busy,
-        idle_s={name: statistics.median(item["idle"].get(name, 0.0) for item in iterations) for name in names},
+        idle_s={name: statistics.median(idle[name] for *_, idle in iterations) / 1e9 for name in names},
         waited_for_core_s=statistics.median(waited) / 1e9 if len(waited) == len(traced) else None,
     )
 
 
-def _cpu(operators: Operators, num_threads: int) -> dict[str, Any]:
-    """CPU time of all threads; while one prepares an operator, the others are idle."""
+def _cpu(operators: Operators, num_threads: int) -> tuple[int, int, int, dict[str, int]]:
+    """Return the nanoseconds of the window, its capacity, the busy time and the idle time by cause: CPU time of all
+    threads; while one prepares an operator, the others are idle."""
     recording = operators.recording
     window_ns = length(windows(recording))
     steps = step_windows(recording)
@@ -75,27 +74,18 @@ def _cpu(operators: Operators, num_threads: int) -> dict[str, Any]:
     idle_ns -= outside_ns
     gaps_ns = min(idle_ns, length(without(steps, operators.outermost_intervals())) * (num_threads - 1))
     idle = {BETWEEN_OPERATORS: gaps_ns, INSIDE_OPERATORS: idle_ns - gaps_ns, BETWEEN_STEPS: outside_ns}
-    return _seconds(window_ns, window_ns * num_threads, recording.cpu_ns, idle)
+    return window_ns, window_ns * num_threads, recording.cpu_ns, idle
 
 
-def _cuda(operators: Operators) -> dict[str, Any]:
-    """Time with a kernel or copy running; idle time inside a step is spent waiting for the host to launch work."""
+def _cuda(operators: Operators) -> tuple[int, int, int, dict[str, int]]:
+    """Return the same for a device that runs kernels or copies: in a step, it idles until the host launches work."""
     recording = operators.recording
     had_request, steps, busy = windows(recording), step_windows(recording), operators.device_intervals()
     idle = without(had_request, busy)
     gaps_ns = length(within(idle, steps))
     window_ns = length(had_request)
     parts = {BETWEEN_OPERATORS: gaps_ns, BETWEEN_STEPS: length(idle) - gaps_ns}
-    return _seconds(window_ns, window_ns, length(within(busy, had_request)), parts)
-
-
-def _seconds(window_ns: int, full_ns: int, busy_ns: int, idle_ns: dict[str, int]) -> dict[str, Any]:
-    return {
-        "window": window_ns / 1e9,
-        "full": full_ns / 1e9,
-        "busy": busy_ns / 1e9,
-        "idle": {name: ns / 1e9 for name, ns in idle_ns.items() if ns},
-    }
+    return window_ns, window_ns, length(within(busy, had_request)), parts
 
 
 def launch_gaps(traced: Sequence[Operators], description: StageDescription) -> LaunchGaps | None:

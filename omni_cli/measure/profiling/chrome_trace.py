@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -30,53 +30,34 @@ def merged_trace(profiled: Sequence[Profiled], traces: Mapping[int, Mapping[str,
     Times are microseconds since the start of the first profiled iteration.
     """
     base_ns = profiled[0].began_ns
-    tracks = _Tracks(RANGES_PID)
-    events: list[Event | dict[str, object]] = list(_range_events(profiled, base_ns, tracks))
-    stages = list(profiled[0].recordings)
-    for index, stage in enumerate(stages, start=1):
-        renumbered = _Renumbered(stage, index * _STAGE_PIDS)
-        for by_stage in traces.values():
-            events += renumbered.events(by_stage[stage], base_ns)
-        events += renumbered.names()
-    names = [_name_event("process_name", RANGES_PID, 0, "omni"), *tracks.names()]
-    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [*names, *events]}
+    tids: dict[str, int] = {}
+    events: list[Event | dict[str, object]] = []
+    for track, name, begin_ns, end_ns, args in _range_events(profiled):
+        events.append({
+            "ph": "X", "cat": "omni", "name": name, "pid": RANGES_PID, "tid": tids.setdefault(track, len(tids) + 1),
+            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
+        })  # fmt: skip
+    names = [_name_event("thread_name", RANGES_PID, tid, track) for track, tid in tids.items()]
+    for index, stage in enumerate(profiled[0].recordings, start=1):
+        events += _stage_events(stage, index * _STAGE_PIDS, [item[stage] for item in traces.values()], base_ns)
+    first = _name_event("process_name", RANGES_PID, 0, "omni")
+    document = {"displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns, "traceEvents": [first, *names, *events]}
     return gzip.compress(msgspec.json.encode(document), compresslevel=_GZIP_LEVEL, mtime=0)
 
 
-class _Tracks:
-    """Threads of one process, numbered in order of first use."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._tids: dict[str, int] = {}
-
-    def event(
-        self, track: str, name: str, begin_ns: int, end_ns: int, base_ns: int, **args: object
-    ) -> dict[str, object]:
-        tid = self._tids.setdefault(track, len(self._tids) + 1)
-        return {
-            "ph": "X", "cat": "omni", "name": name, "pid": self.pid, "tid": tid,
-            "ts": (begin_ns - base_ns) / 1000, "dur": (end_ns - begin_ns) / 1000, "args": args,
-        }  # fmt: skip
-
-    def names(self) -> list[dict[str, object]]:
-        return [_name_event("thread_name", self.pid, tid, track) for track, tid in self._tids.items()]
-
-
-def _range_events(profiled: Sequence[Profiled], base_ns: int, tracks: _Tracks) -> Iterator[dict[str, object]]:
+def _range_events(profiled: Sequence[Profiled]) -> Iterator[tuple[str, str, int, int, dict[str, object]]]:
+    """Yield track, name, begin and end in nanoseconds, and arguments of each span."""
     for number, one in enumerate(profiled, start=1):
-        end_ns = one.began_ns + round(one.iteration.e2e_s * 1e9)
-        yield tracks.event("iterations", f"iteration {number}", one.began_ns, end_ns, base_ns)
+        yield "iterations", f"iteration {number}", one.began_ns, one.began_ns + round(one.iteration.e2e_s * 1e9), {}
         for stage, recording in one.recordings.items():
             for lane, request in _lanes(recording.requests):
                 track = f"{stage}: requests" + (f" {lane + 1}" if lane else "")
-                yield tracks.event(
-                    track, f"{stage} request", request.began_ns, request.ended_ns, base_ns, request=request.request_id
-                )
+                args: dict[str, object] = {"request": request.request_id}
+                yield track, f"{stage} request", request.began_ns, request.ended_ns, args
             for item in recording.ranges:
-                yield tracks.event(stage, item.name, item.began_ns, item.ended_ns, base_ns)
-        for name, begin_ns, finish_ns in connectors(one.recordings):
-            yield tracks.event(CONNECTORS, name, begin_ns, finish_ns, base_ns)
+                yield stage, item.name, item.began_ns, item.ended_ns, {}
+        for name, begin_ns, end_ns in connectors(one.recordings):
+            yield CONNECTORS, name, begin_ns, end_ns, {}
 
 
 def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]:
@@ -88,51 +69,38 @@ def _lanes(requests: Sequence[RequestSpan]) -> Iterator[tuple[int, RequestSpan]]
         yield lane, request
 
 
-class _Renumbered:
-    """A stage's own events, with process ids that are unique across stages."""
-
-    def __init__(self, stage: str, first_pid: int) -> None:
-        self._stage = stage
-        self._first_pid = first_pid
-        self._pids: dict[int | str, int] = {}
-        self._labels: dict[int, str] = {}
-        self._threads: dict[tuple[int, int | str], str] = {}
-        # A trace also names devices on which nothing ran.
-        self._used: set[int] = set()
-
-    def events(self, trace: TraceFile, base_ns: int) -> Iterator[Event]:
+def _stage_events(
+    stage: str, first_pid: int, traces: Iterable[TraceFile], base_ns: int
+) -> Iterator[Event | dict[str, object]]:
+    """Yield a stage's own events, with process ids that are unique across stages, and their names."""
+    pids: dict[int, int] = {}
+    labels: dict[int, str] = {}
+    threads: dict[tuple[int, int | str], str] = {}
+    used = set[int]()  # a trace also names devices on which nothing ran
+    for trace in traces:
         shift_us = (trace.base_ns - base_ns) / 1000
         for event in trace.events:
             if isinstance(event.pid, str):
                 continue  # the profiler's own tracks, which record when it was on
-            pid = self._pids.setdefault(event.pid, self._first_pid + len(self._pids))
-            if event.ph == "M":
-                self._note_name(event, pid)
-                continue
-            self._used.add(pid)
-            yield replace(
-                event,
-                pid=pid,
-                ts=None if event.ts is None else event.ts + shift_us,
-                id=None if event.id is None else f"{self._stage}-{event.id}",
-            )
-
-    def _note_name(self, event: Event, pid: int) -> None:
-        if event.name == "process_labels":
-            self._labels[pid] = event.args.labels or ""
-        elif event.name == "thread_name":
-            self._threads[pid, event.tid] = event.args.name or ""
-
-    def names(self) -> list[dict[str, object]]:
-        processes = [
-            _name_event("process_name", pid, 0, f"{self._stage}: {self._labels.get(pid) or own_pid}")
-            for own_pid, pid in self._pids.items()
-            if pid in self._used
-        ]
-        threads = [
-            _name_event("thread_name", *key, name) for key, name in self._threads.items() if key[0] in self._used
-        ]
-        return processes + threads
+            pid = pids.setdefault(event.pid, first_pid + len(pids))
+            if event.ph != "M":
+                used.add(pid)
+                yield replace(
+                    event,
+                    pid=pid,
+                    ts=None if event.ts is None else event.ts + shift_us,
+                    id=None if event.id is None else f"{stage}-{event.id}",
+                )
+            elif event.name == "process_labels":
+                labels[pid] = event.args.labels or ""
+            elif event.name == "thread_name":
+                threads[pid, event.tid] = event.args.name or ""
+    for own_pid, pid in pids.items():
+        if pid in used:
+            yield _name_event("process_name", pid, 0, f"{stage}: {labels.get(pid) or own_pid}")
+    for (pid, tid), name in threads.items():
+        if pid in used:
+            yield _name_event("thread_name", pid, tid, name)
 
 
 def _name_event(kind: str, pid: int, tid: int | str, name: str) -> dict[str, object]:

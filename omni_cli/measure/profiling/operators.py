@@ -124,24 +124,34 @@ def read_trace(path: Path, stage: str) -> TraceFile:
         ) from error
 
 
-class Operator(msgspec.Struct, frozen=True, gc=False):
-    """One call. `self_ns` excludes the operators that it called; `outermost` is the operator that began the call chain.
+class Operator(msgspec.Struct, gc=False):
+    """One call, or a module in which operators are called; `parent` is the operator that called it, past any modules in
+    between, and `top` the one that began the call chain, None for that one itself.
 
-    `range_index` points into the recording's ranges, -1 for none. `is_outermost`, `begin_ns` and `end_ns` tell when
-    the thread was inside any operator.
+    `inside_ns` is the time in the operators that it called; `range_index` points into the recording's ranges, -1 for
+    none.
     """
 
     event: Event
     begin_ns: int
     end_ns: int
-    self_ns: int
+    is_module: bool
     module: str | None
-    outermost: str
-    is_outermost: bool
-    range_index: int
+    parent: Operator | None
+    top: Operator | None
+    inside_ns: int = 0
+    range_index: int = -1
+
+    @property
+    def self_ns(self) -> int:
+        return max(0, self.end_ns - self.begin_ns - self.inside_ns)
+
+    @property
+    def outermost(self) -> str:
+        return (self.top or self).event.name
 
 
-class Allocation(msgspec.Struct, frozen=True, gc=False):
+class Allocation(msgspec.Struct, gc=False):
     """Memory of a tensor allocated (`num_bytes` > 0) or freed, in time order. `operator` is the outermost one."""
 
     at_ns: int
@@ -150,7 +160,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     device_type: int
     module: str | None
     operator: str | None
-    range_index: int
+    range_index: int = -1
 
 
 @dataclass(frozen=True)
@@ -178,23 +188,11 @@ class Operators:
 
     def outermost_intervals(self) -> list[Interval]:
         """Intervals during which the thread was inside an operator."""
-        return merge_intervals((call.begin_ns, call.end_ns) for call in self.calls if call.is_outermost)
+        return merge_intervals((call.begin_ns, call.end_ns) for call in self.calls if call.top is None)
 
     def device_intervals(self) -> list[Interval]:
         """Intervals during which the device was running anything."""
         return merge_intervals((work.begin_ns, work.end_ns) for work in self.device_work)
-
-
-class _Frame(msgspec.Struct):
-    event: Event
-    begin_ns: int
-    end_ns: int
-    is_module: bool
-    # The nearest enclosing operator, past any modules in between, and the outermost one.
-    parent: _Frame | None
-    top: _Frame | None
-    module: str | None
-    inside_ns: int = 0
 
 
 def read_operators(trace: TraceFile, recording: Recording) -> Operators:
@@ -208,73 +206,46 @@ def read_operators(trace: TraceFile, recording: Recording) -> Operators:
         if event.tid == thread and (event.cat == "cpu_op" or (event.ph == "i" and event.name == _MEMORY))
     ]
     events.sort(key=lambda event: (event.ts, -(event.dur or 0)))
-    frames, allocations = _nest_events(trace, events)
-    innermost = Innermost(recording.ranges)
-    middles = np.array([(frame.begin_ns + frame.end_ns) // 2 for frame in frames], np.int64)
-    held_by = innermost.at(middles)
-    calls = [_operator(frame, int(index)) for frame, index in zip(frames, held_by, strict=True)]
-    moments = np.array([trace.begin_ns(event) for event, _ in allocations], np.int64)
-    placed = [
-        _allocation(trace, event, frame, int(index))
-        for (event, frame), index in zip(allocations, innermost.at(moments), strict=True)
-    ]
+    calls, allocations = _nest_events(trace, events)
+    middles = [(call.begin_ns + call.end_ns) // 2 for call in calls]
+    moments = np.array([*middles, *(item.at_ns for item in allocations)], np.int64)
+    items: list[Operator | Allocation] = [*calls, *allocations]
+    for item, index in zip(items, Innermost(recording.ranges).at(moments), strict=True):
+        item.range_index = int(index)
     launched = _find_launches(trace, calls)
     work = [item for item in launched if item.event.cat in _DEVICE_CATEGORIES]
     waits = [(call.begin_ns, call.outermost) for call in calls if call.event.name in _READS]
     if work:
         called = [item for item in launched if item.event.name in _WAITS]
         waits = [(item.begin_ns, item.operator.outermost if item.operator else item.event.name) for item in called]
-    return Operators(recording, calls, placed, work, waits)
+    return Operators(recording, calls, allocations, work, waits)
 
 
-def _nest_events(trace: TraceFile, events: Sequence[Event]) -> tuple[list[_Frame], list[tuple[Event, _Frame | None]]]:
-    """Operators with their enclosing frames, and allocations with the operator or module they happened in."""
-    opened: list[_Frame] = []
-    operators: list[_Frame] = []
-    allocations: list[tuple[Event, _Frame | None]] = []
+def _nest_events(trace: TraceFile, events: Sequence[Event]) -> tuple[list[Operator], list[Allocation]]:
+    """Operators with those around them, and allocations with the operator or module they happened in."""
+    opened: list[Operator] = []
+    operators: list[Operator] = []
+    allocations: list[Allocation] = []
     for event in events:
-        begin_ns = trace.begin_ns(event)
+        begin_ns, args = trace.begin_ns(event), event.args
         while opened and opened[-1].end_ns <= begin_ns:
             opened.pop()
         around = opened[-1] if opened else None
+        parent = around.parent if around is not None and around.is_module else around
+        module = None if around is None else around.module
         if event.ph == "i":
-            allocations.append((event, around))
+            sizes = args.allocated_bytes or 0, args.address or 0, args.device_type or 0
+            allocations.append(Allocation(begin_ns, *sizes, module, None if parent is None else parent.outermost))
             continue
         is_module = event.name.startswith(MODULE_PREFIX)
-        parent = around.parent if around is not None and around.is_module else around
-        module = event.name.removeprefix(MODULE_PREFIX) if is_module else (around.module if around else None)
+        module = event.name.removeprefix(MODULE_PREFIX) if is_module else module
         top = None if parent is None else parent.top or parent
-        frame = _Frame(event, begin_ns, trace.end_ns(event), is_module, parent, top, module)
-        opened.append(frame)
+        opened.append(Operator(event, begin_ns, trace.end_ns(event), is_module, module, parent, top))
         if not is_module:
-            operators.append(frame)
+            operators.append(opened[-1])
             if parent is not None:
-                parent.inside_ns += frame.end_ns - begin_ns
+                parent.inside_ns += opened[-1].end_ns - begin_ns
     return operators, allocations
-
-
-def _operator(frame: _Frame, range_index: int) -> Operator:
-    top = frame.top or frame
-    self_ns = max(0, frame.end_ns - frame.begin_ns - frame.inside_ns)
-    return Operator(
-        frame.event, frame.begin_ns, frame.end_ns, self_ns, frame.module, top.event.name, top is frame, range_index
-    )
-
-
-def _allocation(trace: TraceFile, event: Event, around: _Frame | None, range_index: int) -> Allocation:
-    operator = None
-    if around is not None:
-        inside = around.parent if around.is_module else around
-        operator = None if inside is None else (inside.top or inside).event.name
-    return Allocation(
-        trace.begin_ns(event),
-        event.args.allocated_bytes or 0,
-        event.args.address or 0,
-        event.args.device_type or 0,
-        None if around is None else around.module,
-        operator,
-        range_index,
-    )
 
 
 def _find_launches(trace: TraceFile, calls: Sequence[Operator]) -> list[DeviceWork]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,43 +82,43 @@ def judge_coverage(stage: str, answers: Sequence[Answer], expected: Sequence[Exp
     return rows
 
 
-@dataclass(frozen=True)
-class VerifyPlan:
-    """The requests to verify. With `are_defaults`, those that the subject does not take are dropped.
-
-    With `low_memory`, the subject and its reference are never in memory at once.
-    """
-
-    requests: tuple[GenerateRequest, ...]
-    are_defaults: bool
-    low_memory: bool = False
-
-
 class Checks:
     """Runs the checks; `rows` and `probabilities` have those that are done, also after an early end."""
 
-    def __init__(self, subject: Subject, plan: VerifyPlan, folder: Path, say: Callable[[str], None]) -> None:
-        """Exchange files with the reference in `folder`; `say` shows progress."""
+    def __init__(
+        self,
+        subject: Subject,
+        requests: Sequence[GenerateRequest],
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        are_defaults: bool,
+    ) -> None:
+        """Exchange files with the reference in `folder`; `say` shows progress. Of requests that `are_defaults`, those
+        that the subject does not take are dropped."""
         self.rows: list[Row] = []
         self.probabilities: list[TokenProbability] = []
-        self._subject, self._plan, self._folder, self._say = subject, plan, folder, say
+        self._subject, self._requests, self._are_defaults = subject, requests, are_defaults
+        self._folder, self._say = folder, say
         self._num_prompt_tokens: dict[str, int | None] = {}
 
     async def run(self) -> None:
         """Run all checks. Raises `OmniError` for a subject that does not start, or does not answer a request."""
         subject = self._subject
         async with subject:
-            self._requests, rows = await subject.prepare(self._plan.requests, are_defaults=self._plan.are_defaults)
+            self._requests, rows = await subject.prepare(self._requests, are_defaults=self._are_defaults)
             self.rows += rows
             self._alone = await self._ask("alone", self._requests)
             for answer in self._alone:
                 if answer.error is not None:
                     raise answer.error
             self._judged = [*self._alone, *await self._hear_long_speech()]
-            if not self._plan.low_memory:
+            # With low memory, the subject and its reference are never in memory at once.
+            is_apart = subject.reference is not None and subject.reference.low_memory
+            if not is_apart:
                 await self._compare_with_reference()
                 await self._compare_answers()
-        if self._plan.low_memory:
+        if is_apart:
             await self._compare_with_reference()
             async with subject:
                 await self._compare_answers()
@@ -128,7 +128,7 @@ class Checks:
 
     async def _hear_long_speech(self) -> list[Answer]:
         """Return the answer to a recording of several windows, of a subject that hears ours and tells times."""
-        is_asked = self._subject.reference is not None and self._plan.are_defaults
+        is_asked = self._subject.reference is not None and self._are_defaults
         if not is_asked or not all(len(item.media.audio) == 1 and item.transcription.asked for item in self._requests):
             return []
         (answer,) = await self._ask("long speech", [make_long_request()])
@@ -177,7 +177,7 @@ class Checks:
         for number, output in enumerate(outputs):
             if (ids := found.token_ids.get(output.request.request_id)) is not None:
                 outputs[number] = replace(output, tokens={first: EngineTokens.without_logprobs(ids)})
-        wide, decode = found.results[0], make_decoder(reference.folder, reference.config)
+        wide, decode = found.results[0], make_decoder(Path(reference.folder), reference.config)
         noise = subject.noise = get_noise(found.results)
         for stage in reference.token_stages:
             row = judge_tokens(stage, outputs, wide, noise, decode)

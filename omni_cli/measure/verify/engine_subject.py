@@ -19,10 +19,11 @@ from omni_cli.engine.memory_plan import cache_bytes_per_token
 from omni_cli.engine.omni_llm import OmniLLM
 from omni_cli.measure.bench.outputs import output_arrays
 from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.verify.default_requests import MAX_TOKENS_OF_LATER_STAGES
 from omni_cli.measure.verify.reference import Reference
 from omni_cli.measure.verify.run_comparison import STREAMED_AUDIO_BOUND, Answer, different_row, text_row
-from omni_cli.measure.verify.subject import Mode, Subject
+from omni_cli.measure.verify.subject import Subject
 from omni_cli.measure.verify.tokens import make_decoder, make_tokens
 from omni_cli.measure.verify.verdicts import replace_values
 from omni_cli.models.scores import EngineOutput, EngineTokens
@@ -55,7 +56,7 @@ class EngineSubject(Subject):
     def __init__(
         self,
         source: ProfileSource,
-        modes: Sequence[Mode],
+        modes: Sequence[VariantConfig],
         *,
         on_event: Callable[[object], None],
         say: Callable[[str], None],
@@ -84,8 +85,7 @@ class EngineSubject(Subject):
         folder = self._folder = Path(self._engine.checkpoint)
         self.reference = Reference(
             self._source,
-            self.config,
-            folder,
+            str(folder),
             self._overrides,
             low_memory=self._low_memory,
             verbose=self._verbose,
@@ -197,7 +197,7 @@ class EngineSubject(Subject):
 
     def _open(self, overrides: tuple[str, ...]) -> EngineSubject:
         return EngineSubject(
-            self._source, [Mode("", overrides)], on_event=self._on_event, say=self._say, verbose=self._verbose
+            self._source, [VariantConfig("", overrides)], on_event=self._on_event, say=self._say, verbose=self._verbose
         )
 
     async def _pressed_rows(self, alone: Sequence[Answer]) -> list[Row]:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -33,19 +34,6 @@ _ITEMSIZES = {**ITEMSIZES, "float64": 8}
 _BESIDE_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class Work:
-    """The task of a reference: `reference` is `package.module:name` of its class, `python` that of its package."""
-
-    reference: str
-    folder: str
-    source: ProfileSource
-    overrides: tuple[str, ...]
-    ways: tuple[Way, ...]
-    outputs: tuple[EngineOutput, ...]
-    python: str | None = None
-
-
 class ReferenceAnswer(msgspec.Struct, frozen=True):
     """`why` is the reason why the reference cannot run at all; `token_ids` are those of texts, by request."""
 
@@ -63,17 +51,20 @@ class Reference:
     """
 
     source: ProfileSource
-    config: EngineConfig
-    folder: Path
+    folder: str
     overrides: tuple[str, ...] = ()
     low_memory: bool = False
     verbose: bool = False
     row_stage: str | None = None
     python: str | None = None
 
+    @cached_property
+    def config(self) -> EngineConfig:
+        return self.source.load(self.overrides)
+
     @property
     def family(self) -> Family:
-        return read_family(self.folder)
+        return read_family(Path(self.folder))
 
     @property
     def token_stages(self) -> list[str]:
@@ -93,13 +84,22 @@ class Reference:
             why = "the publisher's package needs a Python of its own"
             return ReferenceAnswer(why=f"{why}: `make {recipe}`, then `--reference-python .{recipe}/bin/python`")
         ways = _get_ways(self.config.dtype, low_memory=self.low_memory)
-        _check_memory(self.folder, ways)
+        _check_memory(Path(self.folder), ways)
         sendable = tuple(replace(output, request=sendable_request(output.request)) for output in outputs)
-        work = Work(self.family.reference, str(self.folder), self.source, self.overrides, ways, sendable, self.python)
+        work = Work(self, ways, sendable)
         try:
-            return await _run_process(work, scratch, say, verbose=self.verbose)
+            return await _run_process(work, scratch, say)
         except OmniError as error:
             return ReferenceAnswer(why=error.message)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The task of the process that runs a reference."""
+
+    reference: Reference
+    ways: tuple[Way, ...]
+    outputs: tuple[EngineOutput, ...]
 
 
 def _get_ways(dtype: str, *, low_memory: bool = False) -> tuple[Way, ...]:
@@ -122,16 +122,14 @@ def _check_memory(folder: Path, ways: Sequence[Way]) -> None:
         )
 
 
-async def _run_process(
-    work: Work, folder: Path, on_progress: Callable[[str], None], *, verbose: bool
-) -> ReferenceAnswer:
+async def _run_process(work: Work, folder: Path, on_progress: Callable[[str], None]) -> ReferenceAnswer:
     task, answer = folder / "reference-work", folder / "reference-answer"
     task.write_bytes(pack(work))
     process = await asyncio.create_subprocess_exec(
         *python_command("-m", "omni_cli.measure.verify.reference_worker", str(task), str(answer)),
         stdin=asyncio.subprocess.PIPE,  # closed when this process ends, however it does
         stdout=asyncio.subprocess.PIPE,
-        stderr=None if verbose else asyncio.subprocess.PIPE,
+        stderr=None if work.reference.verbose else asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is this process's to handle
     )
     assert process.stdout is not None

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from omni_cli.checkpoints.files import read_family
 from omni_cli.config.families import load
 from omni_cli.config.roles import for_family
 from omni_cli.core.compat.libraries import prepare_libraries
@@ -28,10 +27,12 @@ from omni_cli.stage.messages import decoder, pack
 
 def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
     """Load the reference in one way after another, and run all requests in each."""
-    reference_class = load(work.reference)
+    task = work.reference
+    assert task.family.reference is not None  # it is asked to run one
+    reference_class = load(task.family.reference)
     from omni_cli.models.rough_sums import RoughSums  # which imports torch
 
-    config = for_family(work.source.load(work.overrides), read_family(work.folder))
+    config = for_family(task.config, task.family)
     results: Results = []
     outputs, token_ids = list(work.outputs), dict[str, tuple[int, ...]]()
     if config.adapters and not getattr(reference_class, "takes_adapters", False):
@@ -40,7 +41,7 @@ def run(work: Work, say: Callable[[str], None]) -> ReferenceAnswer:
         name = f"reference in {way.dtype}, {way.attention} attention ({number + 1} of {len(work.ways)})"
         say(f"{name}: loading")
         try:
-            reference = reference_class(Path(work.folder), config, way, *filter(None, (work.python,)))
+            reference = reference_class(Path(task.folder), config, way, *filter(None, (task.python,)))
         except NoReferenceError as error:
             return ReferenceAnswer(why=str(error))
         found: list[Expected | str] = []

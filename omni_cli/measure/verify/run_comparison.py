@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from omni_cli.core.errors import OmniError
-from omni_cli.measure.verify.noise import ROUNDING, SIDES, Noise
+from omni_cli.measure.verify.noise import ROUNDING, SIDES, Noise, differences
 from omni_cli.measure.verify.verdicts import Decode, compare_arrays, replace_values, worst
 from omni_cli.models.scores import EngineOutput, EngineTokens
 from omni_cli.records.verify_record import Check, DifferentPair, MeanMax, Row, Verdict
@@ -157,10 +157,9 @@ def _divergence_at(a: EngineTokens, b: EngineTokens) -> int | None:
 
 def _gaps_until(a: EngineTokens, b: EngineTokens, position: int | None) -> np.ndarray:
     """Return the differences of the chosen tokens' log-probabilities before a position."""
-    end = min(len(a.logprobs), len(b.logprobs)) if position is None else position
     if not a.logprobs.size or not b.logprobs.size:
         return np.zeros(0)
-    gaps = np.abs(a.logprobs[:end, 0] - b.logprobs[:end, 0])
+    gaps = differences(a.logprobs[:position, 0], b.logprobs[:position, 0])
     finite: np.ndarray = gaps[np.isfinite(gaps)]
     return finite
 

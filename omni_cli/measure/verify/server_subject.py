@@ -9,6 +9,7 @@ import time
 import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -265,7 +266,7 @@ class ServerSubject(Subject):
             return [], [Row(check="reference", stage=TEXT, verdict="not checked", why=why)]
         if transcribes:
             return [EngineOutput(answer.request, {}, text=answer.text) for answer in alone], []
-        ids = TokenIds(reference.folder)
+        ids = TokenIds(Path(reference.folder))
         outputs: list[EngineOutput] = []
         rows: list[Row] = []
         for answer in alone:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from omni_cli.measure.verify.noise import Noise
@@ -17,14 +16,6 @@ from omni_cli.records.verify_record import Check, Row
 from omni_cli.requests.outputs import GenerateRequest
 
 _NO_TIES = "the server gives no log-probabilities, so a near tie cannot be told"
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A variant of the profile: its name and overrides."""
-
-    name: str
-    overrides: tuple[str, ...]
 
 
 class Subject(ABC):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 import msgspec
 
 from omni_cli.core.text import visible
+from omni_cli.records.labels import number_repeated
 from omni_cli.records.metrics import E2E, TPOT, TTFT, Row, columns, known_values, summarise_values
 from omni_cli.records.record import (
     Failures,
@@ -71,22 +72,14 @@ def make_record(
     environment: dict[str, Any] = {"machine": dict(machine or {}), "versions": dict(versions or {})}
     if commit is not None:
         environment["code"] = {"commit": commit}
+    # Measurements of the same command are kept apart.
+    names = number_repeated(variant.name for variant in variants)
     return Record(
         created=created or "",
         environment=environment,
         workload={**workload, "fingerprint": workload_fingerprint(workload)},
-        variants=tuple(_named_apart(variants)),
+        variants=tuple(msgspec.structs.replace(item, name=name) for item, name in zip(variants, names, strict=True)),
     )
-
-
-def _named_apart(variants: Iterable[Variant]) -> Iterator[Variant]:
-    """Yield the variants, with a number in names that occur again: measurements of the same command are kept apart."""
-    taken = set[str]()
-    for variant in variants:
-        names = itertools.chain([variant.name], (f"{variant.name} ({number})" for number in itertools.count(2)))
-        name = next(name for name in names if name not in taken)
-        taken.add(name)
-        yield msgspec.structs.replace(variant, name=name)
 
 
 def timed_variant(name: str, runs: Sequence[float | FailedRun | None]) -> Variant:

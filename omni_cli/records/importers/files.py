@@ -27,6 +27,7 @@ _ACTION_SCRIPT = b"window.BENCHMARK_DATA ="
 
 # The keys by which the file of a tool is recognised.
 _DOCUMENTS: tuple[tuple[frozenset[str], str, Callable[[Any], list[Imported]]], ...] = (
+    (frozenset({"metadata", "metrics"}), "aiperf", lambda document: aiperf_requests([document])),
     (frozenset({"machine_info", "benchmarks"}), "pytest-benchmark", pytest_benchmark),
     (frozenset({"lastUpdate", "entries"}), "github-action-benchmark", action_data),
     (frozenset({"model_id", "tokenizer_id", "completed"}), "vllm bench serve", vllm_serve),
@@ -108,8 +109,6 @@ def _recognise_tool(content: bytes) -> tuple[str, Callable[[], list[Imported]]] 
 def _document(document: Any) -> tuple[str, Callable[[], list[Imported]]] | None:
     if not isinstance(document, dict) or "schema" in document:
         return None
-    if _has(document, frozenset({"metadata", "metrics"})):
-        return "aiperf", partial(aiperf_requests, [document])
     for keys, tool, read in _DOCUMENTS:
         if _has(document, keys):
             return tool, partial(read, document)

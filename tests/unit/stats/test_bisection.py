@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from omni_cli.records.results import GateVerdict
-from omni_cli.stats.bisection import LOOSE_ALPHA, MORE_TIME, NextTrial, Search, Trial
+from omni_cli.stats.bisection import LOOSE_ALPHA, MORE_TIME, Search, Trial
 from omni_cli.stats.sequential import ALPHA
 
 SURE = 0.008
 """A standard error at which a comparison of 5 % is worth nine nats: no single one is wrong, and none is certain."""
 
-Judge = Callable[[NextTrial], GateVerdict]
+Judge = Callable[[Trial], GateVerdict]
 
 
 def searched(
@@ -48,7 +48,7 @@ def searched_once(last: int, change: float) -> Trial:
 
 
 def slow_from(culprit: int, unusable: dict[int, GateVerdict] | None = None) -> Judge:
-    def judge(step: NextTrial) -> GateVerdict:
+    def judge(step: Trial) -> GateVerdict:
         if unusable and step.b in unusable:
             return unusable[step.b]
         return "regression" if step.a < culprit <= step.b else "pass"
@@ -119,7 +119,7 @@ def test_an_undecided_comparison_counts_and_is_repeated() -> None:
 def test_a_wrong_comparison_is_outvoted() -> None:
     wrong = {12: 1}
 
-    def judge(step: NextTrial) -> GateVerdict:
+    def judge(step: Trial) -> GateVerdict:
         if wrong.get(step.b):
             wrong[step.b] -= 1
             return "regression"
@@ -154,7 +154,7 @@ def test_the_middle_follows_the_comparisons_beyond_it() -> None:
 
 
 def test_a_last_comparison_that_contradicts_names_no_commit() -> None:
-    def judge(step: NextTrial) -> GateVerdict:
+    def judge(step: Trial) -> GateVerdict:
         return "pass" if step.a else "regression" if step.b >= 5 else "pass"
 
     assert searched(8, judge).outcome() != "found"
@@ -169,7 +169,7 @@ def test_no_comparison_is_worth_more_than_two_loads_of_the_same_code_differ() ->
 
 
 def test_outputs_have_no_limit_and_spend_nothing() -> None:
-    def judge(step: NextTrial) -> GateVerdict:
+    def judge(step: Trial) -> GateVerdict:
         return "output mismatch" if step.a < 7 <= step.b else "pass"
 
     search = searched(16, judge, limit=None, change=None)

@@ -23,8 +23,8 @@ from omni_cli.cli.terminal.progress import print_stage_warnings
 from omni_cli.core.compat import own_tokenizers
 from omni_cli.core.compat.own_tokenizers import PROBES, tokenizer_effect
 from omni_cli.measure.bench.profile_source import ProfileSource
+from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.verify.engine_subject import EngineAnswer, EngineSubject
-from omni_cli.measure.verify.subject import Mode
 from omni_cli.records.verify_record import Row
 from omni_cli.requests.contents import TextOptions
 from omni_cli.requests.outputs import GenerateRequest
@@ -181,7 +181,7 @@ def test_the_row_of_a_tokenizer(base: Path, tmp_path: Path) -> None:
     async def run() -> tuple[EngineAnswer, list[Row], list[Row]]:
         source = ProfileSource(choose_profile(None, str(folder), quiet=True), (), None, None, False)
         on_event: Any = print_stage_warnings
-        subject = EngineSubject(source, [Mode("", ())], on_event=on_event, say=lambda _: None)
+        subject = EngineSubject(source, [VariantConfig("")], on_event=on_event, say=lambda _: None)
         async with subject as engine:
             request = GenerateRequest(
                 "0", "two  words", text=TextOptions(raw=True), sampling={"temperature": 0, "max_tokens": 8}

@@ -23,7 +23,6 @@ from omni_cli.measure.bench.prompts import Prompts
 from omni_cli.measure.bench.protocol import Load, Ran
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
-from omni_cli.measure.bench.utilisation import UtilisationSampler
 from omni_cli.measure.bench.variant_configs import VariantConfig
 from omni_cli.measure.bench.variant_process import VariantError, VariantProcess
 from omni_cli.measure.bench.workload import Workload
@@ -41,9 +40,9 @@ def load_request(folder: Path, profile: str = "tiny-image", **changes: Any) -> L
     return Load(**{**fields, **changes})
 
 
-def with_process(launch: VariantConfig, use: Callable[[VariantProcess], Coroutine]) -> Any:
+def with_process(launch: VariantConfig, load: Load, use: Callable[[VariantProcess], Coroutine]) -> Any:
     async def run() -> Any:
-        process = VariantProcess(launch)
+        process = VariantProcess(launch, load)
         try:
             await process.start()
             return await use(process)
@@ -63,7 +62,7 @@ def test_a_process_gets_its_variables_repeats_its_outputs_and_is_named_when_it_h
     async def use(process: VariantProcess) -> None:
         environment = psutil.Process(process.pid).environ()
         assert environment["OMP_NUM_THREADS"] == "1" and "OMNI_TEST_GONE" not in environment
-        loaded = await process.load(load_request(tmp_path, "tiny-omni", stage="thinker"), lambda event: None)
+        loaded = await process.load(lambda event: None)
         assert loaded.stages[0].settings["num_threads"] == 1, "it reaches the engine, too"
         first, second, again = [(await process.run(number, when="test")).output_sha256 for number in (0, 1, 0)]
         assert first == again != second
@@ -71,7 +70,7 @@ def test_a_process_gets_its_variables_repeats_its_outputs_and_is_named_when_it_h
         await process.run(0, when="block 3", timeout_s=1)
 
     with pytest.raises(VariantError, match=r"variant `slow` is considered hung \(block 3\): no answer within 1 s"):
-        with_process(launch, use)
+        with_process(launch, load_request(tmp_path, "tiny-omni", stage="thinker"), use)
 
 
 def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
@@ -79,12 +78,13 @@ def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text('{"prompt": "What is this?", "image": "image.png"}\n{"prompt": "And that?"}\n')
 
+    request = load_request(tmp_path, "tiny-qwen3-omni", stage="thinker", batch_size=2, requests=str(path))
+
     async def use(process: VariantProcess) -> list[Ran]:
-        request = load_request(tmp_path, "tiny-qwen3-omni", stage="thinker", batch_size=2, requests=str(path))
-        await process.load(request, lambda event: None)
+        await process.load(lambda event: None)
         return [await process.run(number, when="test") for number in (0, 1)]
 
-    first, second = with_process(VariantConfig("a"), use)
+    first, second = with_process(VariantConfig("a"), request, use)
     assert first.output_sha256 == second.output_sha256, "greedy answers to the same requests"
     assert first.work == {"requests": 2, "input_tokens": first.work["input_tokens"], "output_tokens": 8}
     assert first.work["input_tokens"] > 80, "with the image's"
@@ -93,12 +93,11 @@ def test_requests_of_a_file_are_sent_in_every_iteration(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_prompt_that_is_too_long_is_the_users_mistake(tmp_path: Path) -> None:
     async def use(process: VariantProcess) -> None:
-        request = load_request(tmp_path, "tiny-omni", stage="thinker", input_len=3000)
-        await process.load(request, lambda event: None)
+        await process.load(lambda event: None)
         await process.run(0, when="warming up")
 
     with pytest.raises(VariantError, match="the prompt is longer than stage `thinker` takes") as raised:
-        with_process(VariantConfig("a"), use)
+        with_process(VariantConfig("a"), load_request(tmp_path, "tiny-omni", stage="thinker", input_len=3000), use)
     assert raised.value.exit_code == ExitCode.USAGE
 
 
@@ -155,12 +154,10 @@ def test_variants_that_do_not_fit_together_are_loaded_alternately(
     notes = Notes()
     harness = Harness(
         session,
-        launch=lambda index: VariantProcess(VariantConfig("ab"[index])),
-        load=lambda index: load_request(tmp_path),
+        launch=lambda index: VariantProcess(VariantConfig("ab"[index]), load_request(tmp_path)),
         limits=RunLimits(num_iters=4, num_iters_warmup=1, time_budget_s=None),
         decided=lambda record: False,
         watcher=notes,
-        sampler=UtilisationSampler(),
         # The machine has next to nothing left, whatever is loaded.
         read_free=lambda: Free(host=2**20),
     )

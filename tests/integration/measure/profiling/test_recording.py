@@ -139,7 +139,7 @@ def test_a_trace_with_ranges_modules_and_allocations(model: Model, tmp_path: Pat
     step, denoising = recording.ranges
     assert request.began_ns <= step.began_ns <= denoising.began_ns < denoising.ended_ns <= step.ended_ns
     operators = read_operators(read_trace(tmp_path / "trace.json", "image"), recording)
-    inside = [call for call in operators.calls if call.module == "model.blocks.1.up" and call.is_outermost]
+    inside = [call for call in operators.calls if call.module == "model.blocks.1.up" and call.top is None]
     assert [call.event.name for call in inside] == ["aten::linear"]
     assert recording.ranges[inside[0].range_index].name == "denoising step 1", "both on one clock"
     largest = max(operators.allocations, key=lambda allocation: allocation.num_bytes)

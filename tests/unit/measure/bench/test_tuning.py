@@ -15,7 +15,7 @@ import pytest
 
 from omni_cli.core.errors import UsageError
 from omni_cli.measure.bench.benchmark import Plan
-from omni_cli.measure.bench.protocol import Load, Loaded, LoadedStage, Ran, StagePeaks
+from omni_cli.measure.bench.protocol import Loaded, LoadedStage, Ran, StagePeaks
 from omni_cli.measure.bench.record_builder import RecordBuilder
 from omni_cli.measure.bench.schedule import RunLimits
 from omni_cli.measure.bench.tuning import TuneLimits, Tuning
@@ -50,7 +50,7 @@ class PlannedVariant:
     async def start(self) -> None:
         self._setting.starts += 1
 
-    async def load(self, request: Load | None, on_loading: Callable) -> Loaded:
+    async def load(self, on_loading: Callable) -> Loaded:
         if self._setting.starts == self._setting.fails_at_start:
             raise VariantError(f"variant `{self.name}` failed (loading): out of memory")
         return Loaded((LoadedStage("image", "diffusion", 0.1, {}, {}, {}),))

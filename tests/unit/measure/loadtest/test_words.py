@@ -23,7 +23,7 @@ from omni_cli.measure.loadtest.traffic import ClosedLoop
 from omni_cli.measure.loadtest.window import Window, get_utterance, window_metrics, window_work
 from omni_cli.measure.loadtest.workload import Endpoint, EndpointName, RequestMaker, ServerWorkload
 from omni_cli.openai_api.choices import AnswerChoice
-from omni_cli.openai_api.client import Outcome, RequestFailure, Target
+from omni_cli.openai_api.client import Client, Outcome, RequestFailure, Target
 from omni_cli.openai_api.reading import ServerAnswer
 from omni_cli.requests.encoding import encode_wav
 
@@ -66,11 +66,11 @@ def test_an_interrupt_while_answers_are_heard_keeps_their_window(monkeypatch: py
             return [heard] * len(answers)
 
     sent = Window((outcome(0.5, "a b", "a"),), 0.0, 0.5, 1)
-    target, limits = Target("http://a", "m", {}), dict(api_key=None, request_timeout_s=1.0)
+    target, client = Target("http://a", "m", {}), Client("http://a", api_key=None, timeout_s=1.0)
     workload, turn = ServerWorkload(TRANSCRIPTS, 3, 8, None, 0, {}), SendingTurn()
 
     async def measure() -> tuple[Ran, int]:
-        variant = ServerVariant("a", target, workload, ClosedLoop(1), turn, **limits)  # type: ignore[arg-type]
+        variant = ServerVariant("a", client, target, workload, ClosedLoop(1), turn)
         variant.judge = Slow()  # type: ignore[assignment]
         monkeypatch.setattr(variant, "_send_window", AsyncMock(return_value=sent))
         task = asyncio.create_task(variant.run(1, when="now"))
