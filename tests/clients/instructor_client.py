@@ -14,8 +14,8 @@ class Anything(BaseModel, extra="allow"):
     """Any object."""
 
 
-class Weather(BaseModel):
-    """The weather of a city."""
+class Weather(BaseModel, extra="forbid"):
+    """The weather of a city; with further fields, weights that say nothing would never come to its end."""
 
     city: Literal["Rome", "Oslo"]
     days: Literal[1, 2]
@@ -34,7 +34,8 @@ def _() -> None:
 
 @check("json object", "text")
 def _() -> str:
-    return str(create(instructor.Mode.JSON, Anything, max_tokens=500, temperature=0))
+    # The penalty ends what a small model would repeat without one.
+    return str(create(instructor.Mode.JSON, Anything, max_tokens=500, temperature=0, frequency_penalty=1))
 
 
 @check("json schema")

@@ -7,6 +7,7 @@ enters the range. `PLANTED_WHEN` is a file that must exist by then; the range wa
 system when memory runs out, `exit` a library that ends the process, `hang` a call that never returns.
 """
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -28,6 +29,10 @@ _GOES_ON = 2
 _WAIT_S = 1.5
 
 
+class DeviceError(RuntimeError):
+    """A subclass, as torch's are: a plain one, before the first step, is of the request's values."""
+
+
 def never_returns():
     while True:
         time.sleep(3600)
@@ -36,7 +41,7 @@ def never_returns():
 def _fault():
     match _kind:
         case "raise":
-            raise RuntimeError("planted")
+            raise DeviceError("planted")
         case "memory":
             raise MemoryError("planted: not enough memory")
         case "full":
@@ -58,7 +63,18 @@ def _is_there(when):
     return when.exists()
 
 
+@contextlib.contextmanager
+def _warm_up(name):
+    """Plant nothing: these are not the user's requests."""
+    _done.append(name)
+    with _mark(name):
+        yield
+    _done.remove(name)
+
+
 def _planted(name, number=None):
+    if name == "warm-up requests":
+        return _warm_up(name)
     called = name if number is None else f"{name} {number}"
     here = called == _place and multiprocessing.current_process().name == f"omni-{_stage}" and not _done
     if here and (_when is None or _is_there(Path(_when))):

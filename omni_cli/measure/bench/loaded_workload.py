@@ -138,8 +138,9 @@ class LoadedWorkload:
         if self._file_requests:
             request, has_seed = self._file_requests[index]
             seed = request.seed if has_seed else seed
-            # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones.
-            return dataclasses.replace(request, seed=seed, cache_salt=f"iteration {number}")
+            # Prompts and media repeat in each iteration; the salt keeps caches from using earlier ones. Its notes have
+            # been shown.
+            return dataclasses.replace(request, seed=seed, cache_salt=f"iteration {number}", notes=())
         if self._transcribes:
             speech = read_speech()
             sound = speech[(number * self._workload.batch_size + index) % len(speech)]

@@ -106,6 +106,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
 
     `execution_counters` are by stage, since the stage began to load. For a window of requests to a server,
     `e2e_s` is one request's and shorter than the window; see `Sample` for `requests`, `failures` and `unanswered_s`.
+    `notes` are sentences on what the stages changed about its requests, such as an argument that is ignored.
     """
 
     e2e_s: float
@@ -120,6 +121,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
     failures: dict[str, Failures] = {}
     unanswered_s: tuple[float, ...] | None = None
     used: Used | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def busy_s(self) -> float:

@@ -43,7 +43,7 @@ prompts and seeds, so that there are as many as an interval needs."""
 
 @dataclass
 class Measured:
-    """The results of one variant."""
+    """The results of one variant; `notes` are sentences on what its stages changed about requests."""
 
     variant_config: VariantConfig
     stages: tuple[LoadedStage, ...] = ()
@@ -56,6 +56,7 @@ class Measured:
     device_load: tuple[DeviceLoad, ...] = ()
     energy: Energy | None = None
     error: str | None = None
+    notes: dict[str, None] = field(default_factory=dict)
 
     def add_stages(self, stages: tuple[LoadedStage, ...]) -> None:
         """Note the loaded stages; a variant may be loaded more than once."""
@@ -66,6 +67,7 @@ class Measured:
         """Note the iteration that has just ended; return the counts of each stage in it."""
         if ran.output_sha256 is not None:
             self.hashes.setdefault(number, ran.output_sha256)
+        self.notes |= dict.fromkeys(ran.notes)
         before, self.execution_counters = self.execution_counters, ran.execution_counters
         return {name: since(before.get(name, {}), counters) for name, counters in ran.execution_counters.items()}
 
@@ -81,6 +83,7 @@ class Measured:
             "not_as_requested": [asdict(item) for item in ineffective(self.stages)],
             COUNTERS_KEY: self.execution_counters,
             "accounted": {kind: median_share(shares) for kind, shares in self.accounted.items()},
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def to_variant(self, outputs: tuple[KeptOutput, ...] = ()) -> Variant:

@@ -125,6 +125,16 @@ def test_end_to_end_has_the_metrics_of_all_stages_and_they_add_up(tmp_path: Path
     assert statistics.median(accounted) > 1 - TOLERANCE and max(shares) <= 1
 
 
+def test_a_varied_argument_that_the_pipeline_ignores_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    options = ("--vary", "image.guidance_scale=1,7", "--num-iters", "1", "--output-json", str(path))
+    ended = run_omni(tmp_path, *IMAGE, *options)
+    assert ended.code == 3 and "variant `image.guidance_scale=7`: diffusers: guidance_scale is passed as 7" in ended.err
+    for name, variant in variants_of(load_record(path)).items():
+        (note,) = variant.effective["notes"]
+        assert f"guidance_scale is passed as {name.partition('=')[2]}.0, but ignored" in note
+
+
 def test_a_varied_number_of_steps_is_compared_and_so_are_its_outputs(tmp_path: Path) -> None:
     path, markdown = tmp_path / "record.json", tmp_path / "report.md"
     limits = ("--max-regression", "5%", "--quality", "psnr_db>=1", "--time-budget", "30")
