@@ -22,12 +22,13 @@ def _runner(stage):
 
 
 def _weight(stage):
-    """Multiply a weight of the first layer by 1.01; those of linear layers are packed on a CPU."""
+    """Multiply a weight of the language model's first layer by 1.01; those of linear layers are packed on a CPU."""
     import torch
 
     parameters = _runner(stage).get_model().named_parameters()
     norms = ("post_attention_layernorm", "final_layer_norm")
-    weight = next(weight for name, weight in parameters if any(norm in name for norm in norms))
+    texts = ((name, weight) for name, weight in parameters if "audio_tower" not in name and "visual" not in name)
+    weight = next(weight for name, weight in texts if any(norm in name for norm in norms))
     with torch.no_grad():
         weight.mul_(1.01)
 
@@ -105,14 +106,14 @@ def _sampling(stage, **values):
 
 
 def _usage(stage):
-    done = stage.done
+    finish = stage.finish
 
     def one_more(active, output):
-        report = done(active, output)
+        report = finish(active, output)
         report.trace["num_input_tokens"] += 1
         return report
 
-    stage.done = one_more
+    stage.finish = one_more
 
 
 def _vae_dtype(stage):
