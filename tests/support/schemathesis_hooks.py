@@ -42,6 +42,7 @@ OF_OTHER_FIELDS = (
     "top_logprobs",
     "n",
     "size",
+    "output_compression",
     "best_of",
     "max_tokens",
     "prompt",
