@@ -108,9 +108,10 @@ def test_a_resumed_file_skips_finished_requests(
     assert {name: (folder / name).stat().st_mtime_ns for name in written} == written, "not made again"
 
     (tmp_path / "third").mkdir()
-    again = run_omni(tmp_path / "third", *command(requests, folder, "--json"))
+    # Nothing is left to do, so no cluster is needed.
+    no_cluster = {"RAY_ADDRESS": "127.0.0.1:1"}
+    again = run_omni(tmp_path / "third", *command(requests, folder, "--json"), environment=no_cluster)
     check_document(again, folder, in_one_process)
-    assert not again.started_others, "nothing is left to do"
     assert again.document["results"] == resumed.document["results"]
 
 
@@ -118,10 +119,9 @@ def test_a_resumed_file_skips_finished_requests(
 def test_a_model_that_no_replica_can_load_is_one_error(requests: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     ended = run_omni(tmp_path, *command(requests, tmp_path / "out", "--model", str(tmp_path / "model")))
-    assert ended.code == 2, ended.err
+    # Before the bad line of the file is read.
+    ended.check_error(2, f"`{tmp_path / 'model'}` is not a checkpoint")
     ended.check_clean()
-    assert ended.err.count("error:") == 2, "the bad line, and the model"
-    assert str(tmp_path / "model") in ended.err
 
 
 def test_a_cluster_that_is_not_there(requests: Path, tmp_path: Path) -> None:
