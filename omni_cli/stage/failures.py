@@ -192,6 +192,12 @@ def _table_of_requests() -> Iterable[Translation]:
         "stage `{stage}` takes at most {limit} {modality} per request",
         _limit_if_ours,
     )
+    # diffusers' processors of images and videos, of None.
+    yield Translation(
+        r"Input is in incorrect format\. Currently, we only support",
+        "the image or video that it starts from is missing",
+        lambda values: [],
+    )
     # diffusers' context parallelism.
     yield Translation(
         r"Tensor size along dimension to be sharded must be divisible by mesh size",

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.nightly
 
 PIPELINE = Path("omni_cli/backends/diffusers/pipeline_run.py")
 NOTED = "        def note_step() -> None:\n"
-MADE = "images = () if self.pixels is None else tuple(self.pixels.get())"
+MADE = "        num_requests = len(self.requests)\n"
 SLOWER = (NOTED, f"{NOTED}            import time\n\n            time.sleep(0.02)\n")
 LARGER = (NOTED, f"{NOTED}            self.held = b'x' * 2**28\n")
-INVERTED = (MADE, "images = () if self.pixels is None else tuple(255 - image for image in self.pixels.get())")
+INVERTED = (MADE, f"        images = tuple(255 - image for image in images)\n{MADE}")
 SUBJECTS = ("Note 1", "Note 2", "Rename a helper", "Break the pipeline", "Note 3", "Note 4")
 BROKEN = 4
 
