@@ -79,6 +79,7 @@ def test_embeddings_are_written_as_numpy_files(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's, that pipelines call: they run all the same
 def test_the_whole_page_is_up_to_date():
     rows = {row.name: row for row in check_all(classes())}
     assert rows == rows_of(PAGE.read_text()), "run scripts/pipeline_table.py --write"
