@@ -102,6 +102,7 @@ def test_the_stage_compiles_while_it_loads_and_sounds_nearly_as_it_did():
         emitted: list = []
         stage = load_stage(spec(execution), emitted.append)
         assert stage.effective["execution"] == stage.settings["execution"] == execution
+        stage.warm_up()
         loaded = stage.execution_counters
         made[execution] = waveform(stage, emitted, "0", 33)
         ran = {name: value - loaded[name] for name, value in stage.execution_counters.items()}
