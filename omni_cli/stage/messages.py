@@ -171,7 +171,8 @@ class StageOutputChunk(msgspec.Struct, frozen=True, tag=True):
 class RequestDone(msgspec.Struct, frozen=True, tag=True):
     """A request that a stage has finished: measurements, output, and the next stage's input.
 
-    `notes` are sentences for the user on what the stage changed about it.
+    Sound that was sent as `AudioChunk`s is not repeated. `notes` are sentences for the user on what the stage changed
+    about it.
     """
 
     request_id: str

@@ -73,7 +73,7 @@ class Measured:
 
     def effective(self) -> dict[str, Any]:
         """Return the engines' settings where they differ from those requested, the share of the times that their parts
-        add up to, and the counters since the last loading."""
+        add up to, the counters since the last loading, and the notes, if there are any."""
         if not self.stages:
             # What is observed of a server is added to while a record is written.
             return {"server": deepcopy(self.server)} if self.server else {}
