@@ -118,6 +118,10 @@ class OmniServer:
     def raw_log(self) -> str:
         return self._log.read_text()
 
+    def is_ready(self) -> bool:
+        """Return True if every stage is loaded."""
+        return self.request("GET", "/ready").status == 200
+
     def stage_processes(self) -> list[psutil.Process]:
         """Those of the stages, which lead groups of their own, in the order of their start."""
         server = psutil.Process(self.process.pid)
@@ -161,5 +165,4 @@ class Caller(threading.Thread):
 
 
 def _leads_its_group(pid: int) -> bool:
-
     return os.getpgid(pid) == pid

@@ -142,3 +142,5 @@ def test_raw_speech_that_fails_in_the_middle_ends_early_and_is_no_fault_of_the_s
     (line,) = talkative.wait_until(lambda: [line for line in talkative.log("request") if is_broken_speech(line)])
     assert (line["status"], line["error"]) == (200, "engine_unavailable")
     assert "Traceback" not in talkative.raw_log
+    # Killed while it loads, the new process could leave a library's half-made semaphore behind.
+    talkative.wait_until(talkative.is_ready)

@@ -29,10 +29,6 @@ def stage_process(server: OmniServer, index: int) -> psutil.Process:
     return server.stage_processes()[index]
 
 
-def is_ready(server: OmniServer) -> bool:
-    return server.request("GET", "/ready").status == 200
-
-
 def check_unavailable(answer: Answer) -> None:
     assert answer.status == 503
     assert int(answer.headers["retry-after"]) >= 1
@@ -47,7 +43,7 @@ def test_a_killed_talker_takes_only_its_own_requests_with_it(mortal: OmniServer)
         mortal.wait_until(lambda: mortal.metric("omni_requests_in_flight") >= 4)
         mortal.wait_until(lambda: sum(talker.cpu_times()[:2]) > 0.5)
         talker.kill()
-        mortal.wait_until(lambda: not is_ready(mortal))
+        mortal.wait_until(lambda: not mortal.is_ready())
         ready = mortal.request("GET", "/ready")
         if ready.status == 503:
             assert ready.document["stages"]["talker"] == "failed"
@@ -57,7 +53,7 @@ def test_a_killed_talker_takes_only_its_own_requests_with_it(mortal: OmniServer)
         check_unavailable(mortal.request("POST", CHAT, SPOKEN))
         for answer in spoken:
             check_unavailable(answer.result())
-    mortal.wait_until(lambda: is_ready(mortal))
+    mortal.wait_until(mortal.is_ready)
     assert mortal.request("POST", CHAT, SPOKEN).status == 200
     (lost,) = mortal.log("stage_lost")
     assert lost["stage"] == "talker" and "SIGKILL" in lost["reason"]
@@ -72,8 +68,8 @@ def test_the_same_stage_may_die_again(mortal: OmniServer) -> None:
         # The order of the processes is that of their start, which a restart changes.
         victim = mortal.stage_processes()[0]
         victim.kill()
-        mortal.wait_until(lambda: not is_ready(mortal))
-        mortal.wait_until(lambda: is_ready(mortal))
+        mortal.wait_until(lambda: not mortal.is_ready())
+        mortal.wait_until(mortal.is_ready)
         assert mortal.metric("omni_stage_restarts_total", stage=name) >= before
         assert mortal.request("POST", CHAT, SPOKEN).status == 200
 
@@ -87,7 +83,7 @@ def test_a_hanging_stage_is_replaced(hanging: OmniServer) -> None:
         hanging.wait_until(lambda: hanging.metric("omni_requests_in_flight") == 4, timeout_s=2)
         for answer in stuck:
             check_unavailable(answer.result())
-    hanging.wait_until(lambda: is_ready(hanging))
+    hanging.wait_until(hanging.is_ready)
     assert hanging.request("POST", IMAGES, {"prompt": "x"}).status == 200
     (lost,) = hanging.log("stage_lost")
     assert "no progress on its requests for 3 s" in lost["reason"]
@@ -114,7 +110,7 @@ def test_a_stage_that_hangs_while_it_is_loaded_again(start_server: Any, tmp_path
     server.wait_until(lambda: server.log("stage_not_started"))
     assert "not loaded after 2" in server.log("stage_not_started")[0]["reason"]
     when.unlink()
-    server.wait_until(lambda: is_ready(server))
+    server.wait_until(server.is_ready)
     assert server.request("POST", IMAGES, {"prompt": "x"}).status == 200
     for stacks in server.process.temporary.glob("omni-image-stacks-*"):
         stacks.unlink()
