@@ -272,10 +272,10 @@ class EngineSubject(Subject):
 
 
 def _get_tokens(trace: StageTrace) -> EngineTokens:
-    """Return the tokens of a stage with the candidates that it noted."""
+    """Return the tokens of a stage, up to the last that leads to the speech, with the candidates that it noted."""
     token_ids = trace.output_token_ids or ()
     noted = trace.output_logprobs or [[(token_id, math.nan, None)] for token_id in token_ids]
-    rows = [[(token_id, logprob) for token_id, logprob, _text in row] for row in noted]
+    rows = [[(token_id, logprob) for token_id, logprob, _text in row] for row in noted[: trace.num_heard_tokens]]
     return make_tokens(rows, None if trace.output_codes is None else tuple(map(tuple, trace.output_codes)))
 
 
