@@ -168,6 +168,16 @@ def test_another_model(omni: OmniServer) -> None:
     assert caught.value.code == "model_not_found"
 
 
+def test_a_stream_whose_speech_fails_has_its_whole_text_and_then_the_error(omni: OmniServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "seed": 3}
+    whole = omni.request("POST", CHAT, body).document["choices"][0]["message"]["content"]
+    spoken = {**body, "stream": True, "modalities": ["text", "audio"], "audio": {"voice": "nobody", "format": "pcm16"}}
+    *lines, last = omni.request("POST", CHAT, spoken).body.decode().split("\n\n")[:-2]
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    assert "unknown speaker `nobody`" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(omni: OmniServer) -> None:
     long = [{"role": "user", "content": "word " * 4000}]
     with pytest.raises(openai.BadRequestError, match="2048 tokens"):
