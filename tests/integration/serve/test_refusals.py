@@ -52,6 +52,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": HELLO, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({"messages": HELLO, "logit_bias": {"word": 1}}, "pattern", "logit_bias"),
     ({"messages": HELLO, "max_tokens": 8_000_000}, "`max_tokens` is 8000000, and the context", None),
+    ({"messages": HELLO, "max_completion_tokens": 8_000_000}, "`max_completion_tokens` is 8000000", None),
     (
         {"messages": HELLO, "response_format": {"type": "xml"}},
         "'json_object'",
