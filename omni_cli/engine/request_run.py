@@ -76,7 +76,8 @@ class RequestRun:
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
         self._held: list[tuple[str, RequestDone | Failure]] = []
-        self._has_text = False
+        # The stage whose text the caller waits for; a stream fails at once before it has any.
+        self._writing = {*self._chain[:1]} if self._wants("text") and not streams else set()
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -110,7 +111,7 @@ class RequestRun:
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         match report:
-            case Failure() if name != self._chain[0] and self._is_writing:
+            case Failure() if self._writing & self._inside.keys() - {name}:
                 self._held.append((name, report))  # it comes after the text
             case Failure():
                 del self._inside[name]
@@ -118,7 +119,7 @@ class RequestRun:
             case Progress():
                 yield StageProgress(stage=name, **msgspec.structs.asdict(report))
             case TextDelta() if self._wants("text"):
-                self._has_text = True
+                self._writing.add(name)
                 yield report
             case StageOutputChunk():
                 if report.is_last:
@@ -136,11 +137,6 @@ class RequestRun:
                 held, self._held = self._held, []
                 for each in held:
                     yield from self._get_events(*each)
-
-    @property
-    def _is_writing(self) -> bool:
-        """True while the caller waits for text: of a stream, once it has begun, so that others fail at once."""
-        return self._chain[0] in self._inside and self._wants("text") and (self._has_text or not self._streams)
 
     def _previous(self, name: str) -> str | None:
         return [None, *self._chain][self._chain.index(name)]
