@@ -306,10 +306,14 @@ def show_view(view: View, record: Struct, *, as_json: bool) -> None:
         console.print_json(msgspec.to_builtins(record))
     else:
         console.print_text(to_text(view))
-    for note in view.notes:
-        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
+    show_notes(view)
     if view.failure is not None:
         console.print_error(OmniError(view.failure.message, hint=view.failure.hint))
+
+
+def show_notes(view: View) -> None:
+    for note in view.notes:
+        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
 
 
 def write_view(view: View, suite: str, markdown: Path | None, junit: Path | None = None) -> None:

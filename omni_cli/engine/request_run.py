@@ -76,6 +76,8 @@ class RequestRun:
         # Stages that have sent their last part, and final reports of the next ones that came before theirs.
         self._ending: set[str] = set()
         self._held: list[tuple[str, RequestDone | Failure]] = []
+        # The stage whose text the caller waits for; a stream fails at once before it has any.
+        self._writing = {*self._chain[:1]} if self._wants("text") and not streams else set()
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -109,14 +111,15 @@ class RequestRun:
 
     def _get_events(self, name: str, report: Report) -> Iterator[Event]:
         match report:
-            case Failure() if not self._streams and self._wants("text") and self._previous(name) in self._inside:
-                self._held.append((name, report))  # an early talker's: the text is kept
+            case Failure() if self._writing & self._inside.keys() - {name}:
+                self._held.append((name, report))  # it comes after the text
             case Failure():
                 del self._inside[name]
                 raise report.error(name)
             case Progress():
                 yield StageProgress(stage=name, **msgspec.structs.asdict(report))
             case TextDelta() if self._wants("text"):
+                self._writing.add(name)
                 yield report
             case StageOutputChunk():
                 if report.is_last:

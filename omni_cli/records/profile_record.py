@@ -263,7 +263,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     `request` is the profiled iteration of median time, as spans: the stages' requests, their steps and parts, and the
     connectors. `stage_seconds` adds up to `e2e_s`: the time of that iteration per stage and connector (time shared by
-    two stages counts for the first), and `other`.
+    two stages counts for the first), and `other`. `notes` are sentences on what the stages changed about requests.
     """
 
     schema: Literal["omni.profile/1"] = SCHEMA
@@ -279,6 +279,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     request: tuple[Span, ...]
     stage_seconds: dict[str, float]
     hints: tuple[Hint, ...] = ()
+    notes: tuple[str, ...] = ()
     trace: str
     digest: str | None = None
 

@@ -100,7 +100,8 @@ class TokenProbability(msgspec.Struct, frozen=True, kw_only=True):
 class VerifyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A run of `omni verify`. `subject` names what was verified, with the hashes of the requests.
 
-    `stopped` is why it ended before all checks, None if it did not.
+    `stopped` is why it ended before all checks, None if it did not. `notes` are sentences on what the stages changed
+    about the requests.
     """
 
     schema: Literal["omni.verify/1"] = SCHEMA
@@ -111,6 +112,7 @@ class VerifyRecord(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     elapsed_s: float = 0.0
     stopped: str | None = None
+    notes: tuple[str, ...] = ()
     digest: str | None = None
 
 

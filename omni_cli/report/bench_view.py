@@ -26,7 +26,14 @@ from omni_cli.report.bench_figures import latency_parts, memory_figure, utilisat
 from omni_cli.report.comparison_view import comparison_parts, comparison_verdict, get_mismatches, get_pairs
 from omni_cli.report.comparison_words import Labels, comparison_notes
 from omni_cli.report.disturbance_words import disturbance_warnings
-from omni_cli.report.shared_parts import energy_text, get_device, origin_sections, output_parts, workload_title
+from omni_cli.report.shared_parts import (
+    energy_text,
+    get_device,
+    notes_on_variants,
+    origin_sections,
+    output_parts,
+    workload_title,
+)
 from omni_cli.report.units import count, one_line, percent, quantity, quantity_interval, ratio, title
 from omni_cli.report.view import Element, Note, Paragraph, Section, Table, Verdict, View
 from omni_cli.stats.referee import tokens_per_chunk
@@ -59,7 +66,7 @@ def bench_view(report: BenchmarkReport, num_warmup: int | None = None, missing: 
     counters = tuple((variant.name, text) for variant in record.variants if (text := energy_text(variant)))
     energy = Table("Counters of energy", ("Variant", "Devices"), counters) if counters else None
     notes = [note for result in report.results for note in comparison_notes(result)]
-    notes += disturbance_warnings(report.disturbances, record)
+    notes += [*disturbance_warnings(report.disturbances, record), *notes_on_variants(record.variants)]
     texts = []
     if num_warmup is not None:
         named = enumerate(record.variants, start=1)

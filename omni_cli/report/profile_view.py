@@ -10,7 +10,7 @@ from omni_cli.records.labels import get_facts
 from omni_cli.records.metrics import E2E
 from omni_cli.records.profile_record import Profile, StageMemory, StageProfile, Step
 from omni_cli.report.profile_figures import activity_figure, memory_figure, request_figure, steps_figure
-from omni_cli.report.shared_parts import get_device, origin_sections, workload_title
+from omni_cli.report.shared_parts import get_device, notes_on_requests, origin_sections, workload_title
 from omni_cli.report.units import (
     count,
     memory,
@@ -65,7 +65,10 @@ def profile_view(profile: Profile) -> View:
         facts=get_facts(profile.environment, profile.workload, profile.created),
         verdict=_verdict(profile),
         heading=_heading(profile, device),
-        notes=tuple(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
+        notes=(
+            *notes_on_requests(profile.notes),
+            *(Note(f"{where}{hint.message}", hint.advice, "Hint") for where, hint in hints),
+        ),
         sections=[
             Section("The whole", [*whole, *drawn, trace]),
             *map(_stage_section, stages),

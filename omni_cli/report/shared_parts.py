@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import shlex
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from omni_cli.core.text import visible
 from omni_cli.records.record import KeptOutput, Record, Variant, mapping
 from omni_cli.report.units import count, memory, one_line
-from omni_cli.report.view import Code, Element, Facts, Gallery, Medium, Paragraph, Section
+from omni_cli.report.view import Code, Element, Facts, Gallery, Medium, Note, Paragraph, Section
 
 _PARTS = {
     "machine": "Machine",
@@ -49,6 +50,18 @@ def get_device(environment: Mapping[str, object]) -> str:
         return f"{len(names)} x {names[0]}" if len(names) > 1 else names[0]
     processor = one_line(machine.get("cpu", ""))
     return f"{processor} ({count(cores, 'core')})" if processor and isinstance(cores, int) else processor
+
+
+def notes_on_requests(notes: object, where: str = "") -> tuple[Note, ...]:
+    """Return warnings about what the stages changed about requests, from a record's list of sentences."""
+    sentences = notes if isinstance(notes, list | tuple) else ()
+    return tuple(Note(where + visible(str(note), 500)) for note in sentences)
+
+
+def notes_on_variants(variants: Iterable[Variant]) -> tuple[Note, ...]:
+    """Return these warnings for each of the variants, none twice."""
+    named = ((item.effective.get("notes"), f"variant `{one_line(item.name)}`: ") for item in variants)
+    return tuple(dict.fromkeys(note for notes, where in named for note in notes_on_requests(notes, where)))
 
 
 def origin_sections(

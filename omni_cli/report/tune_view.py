@@ -8,7 +8,7 @@ from omni_cli.core.text import visible
 from omni_cli.records.labels import get_facts
 from omni_cli.records.results import MEASURES, Outputs
 from omni_cli.records.tune_record import Standing, TuneRecord
-from omni_cli.report.shared_parts import get_device, origin_sections, short_title, workload_title
+from omni_cli.report.shared_parts import get_device, notes_on_variants, origin_sections, short_title, workload_title
 from omni_cli.report.units import count, get_scale, limit, quantity, ratio, seconds, title
 from omni_cli.report.view import Element, Figure, Paragraph, Section, Table, Tone, Trade, Trades, Verdict, View
 
@@ -43,6 +43,7 @@ def tune_view(record: TuneRecord) -> View:
         verdict=Verdict(word, tone, tuple(sentences)),
         heading=", ".join([short_title(record.workload), *conditions]),
         closing="\n".join(answer),
+        notes=notes_on_variants(variant for each in record.rounds for batch in each.batches for variant in batch),
         sections=[
             Section("Trade-offs", [memory, *_quality_figures(ranked)]),
             Section("Settings", [_settings(record, ranked)]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from omni_cli.core.text import visible
 from omni_cli.records.verify_record import DifferentPair, Row, TokenProbability, VerifyComparison, VerifyRecord
-from omni_cli.report.shared_parts import get_device, get_medium, origin_sections
+from omni_cli.report.shared_parts import get_device, get_medium, notes_on_requests, origin_sections
 from omni_cli.report.tables import align
 from omni_cli.report.units import count, seconds
 from omni_cli.report.view import Blink, Case, Element, Gallery, Outcome, Section, Table, Tone, Verdict, View, Words
@@ -52,6 +52,7 @@ def verify_view(record: VerifyRecord, *, strict: bool = False) -> View:
         verdict=Verdict(word, _TONES[word], (f"{summary}.",)),
         headline=summary,
         closing=f"{summary} ({seconds(record.elapsed_s)})",
+        notes=notes_on_requests(record.notes),
         sections=[
             Section("Checks", [Table("All rows", ("Check", "Stage", "Verdict", "Details"), rows)]),
             Section("Differences", differences),

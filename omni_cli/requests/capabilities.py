@@ -88,6 +88,12 @@ class Capabilities:
         wanted = set(self.modalities) if modalities is None else modalities
         return bool(wanted - {"text"})
 
+    def takes(self, field: str) -> bool:
+        """Return True if a field affects the output, also as an argument that has no option."""
+        call = self.call
+        is_argument = call is not None and (call.pipeline is None or call.argument_for(field) is not None)
+        return field in self.fields or is_argument
+
     def check_field(self, field: str, label: str) -> None:
         """Raise `UsageError` if `field` has no effect here; `label` is the user's name for it."""
         if field not in self.fields:

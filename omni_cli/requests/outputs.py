@@ -193,7 +193,7 @@ class StageTrace:
     nats, text) of itself and then of the most likely tokens; None unless `sampling.logprobs` asks for them; of a token
     in which a stop string begins, the text before that. `output_codes` are a talker's frames, with one code per
     codebook; `backbone_s` and `code_predictor_s` are, for each token, its step's time in the forward pass and for all
-    codes after the first; the rest of a step is the host's.
+    codes after the first; the rest of a step is the host's. A talker hears the first `num_heard_tokens` but one.
     For a diffusion stage, `text_encode_s`, `vae_encode_s` (of its images), `denoise_step_s` (one entry per step),
     `vae_decode_s` or `vocoder_s`, and `encode_s` (of its videos, the host's) are its parts. Those times are on the
     device's clock. `num_chunks` counts the chunks of streamed audio; None if it was not streamed. `chunk_times_s` has,
@@ -212,6 +212,7 @@ class StageTrace:
     output_token_ids: tuple[int, ...] | None = None
     output_logprobs: tuple[TokenLogprobs, ...] | None = None
     output_codes: tuple[tuple[int, ...], ...] | None = None
+    num_heard_tokens: int | None = None
     code_predictor_s: tuple[float, ...] | None = None
     backbone_s: tuple[float, ...] | None = None
     num_inference_steps: int | None = None

@@ -143,7 +143,7 @@ class PipelineCall:
         for name in (name for name in _FIELD_ARGUMENTS if name in arguments and name not in self.arguments):
             own_name = self.argument_for(name)
             if own_name is None:
-                raise InputError(f"{self.pipeline} takes no `{name}`", hint=f"remove {_option(name)}")
+                raise InputError(f"{self.pipeline} takes no `{name}`", hint=f"remove `{name}`")
             renamed[own_name] = renamed.pop(name)
         return renamed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic_core import ErrorDetails
 from starlette.responses import JSONResponse
@@ -88,6 +88,19 @@ def refuse(*rules: tuple[str, object, str]) -> None:
     for param, is_broken, message in rules:
         if is_broken:
             raise APIError(400, message, code="invalid_value", param=param)
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Raise failures as `APIError` with a route's own `names` of fields, by the names that they have elsewhere."""
+    try:
+        yield
+    except (APIError, OmniError) as failure:
+        error = as_api_error(failure)
+        for name, own in names.items():
+            error.message = error.message.replace(f"`{name}`", f"`{own}`")
+            error.param = own if (error.param or "").partition("[")[0] == name else error.param
+        raise error from failure
 
 
 @contextlib.contextmanager

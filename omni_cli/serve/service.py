@@ -165,17 +165,16 @@ class Service:
             ("stream_options", body.stream_options and not body.stream, "`stream_options` needs `stream: true`"),
         )
 
-    def check_given(self, media: Set[str], fields: Mapping[str, str] | None = None) -> None:
-        """Raise `APIError` (400) if a request has media that the model does not take, or lacks those that it needs.
+    def check_given(self, given: Set[str], names: Mapping[str, str]) -> None:
+        """Raise `APIError` (400) if a request has what the model does not take, or lacks files that it needs.
 
-        `fields` maps media to the names of the request's fields, where these differ.
+        `given` are media and arguments; `names` maps them to the names of the request's fields, where these differ.
         """
-        names = fields or {}
-        for name in sorted(media - self.capabilities.fields):
+        for name in (name for name in sorted(given) if not self.capabilities.takes(name)):
             field = names.get(name, name)
             raise APIError(400, f"this model takes no `{field}`", code="unsupported_input", param=field)
         for name in self.capabilities.needed_files:
-            if name not in media:
+            if name not in given:
                 field = names.get(name, name)
                 message = f"field `{field}` is missing, which this model needs"
                 raise APIError(400, message, code="missing_input", param=field)

@@ -25,9 +25,10 @@ from omni_cli.core.files import cannot_write, check_writable, remove_left_behind
 from omni_cli.openai_api.routes import Route
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, StageProgress, VideoOutput
 from omni_cli.serve.conversation import get_output
-from omni_cli.serve.errors import APIError, as_api_error, queue_full, storing
+from omni_cli.serve.errors import APIError, as_api_error, naming, queue_full, storing
 from omni_cli.serve.exchange import Exchange
 from omni_cli.serve.limits import MIB, Limits
+from omni_cli.serve.schemas.diffusion import SECONDS
 from omni_cli.serve.service import Service
 
 JOB_ID = r"video_[0-9a-f]{32}"
@@ -320,7 +321,7 @@ class VideoJobs:
             job_id, "JOB", Route.VIDEOS, None, asyncio.get_running_loop().time(), math.inf, Route.VIDEOS
         )
         try:
-            with storing("the video cannot be stored"):
+            with storing("the video cannot be stored"), naming(SECONDS):
                 await self._make(request, job_id, exchange)
         except asyncio.CancelledError:
             self._fail(job_id, _STOPPED_ERROR, exchange)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec.structs import replace
 
 from omni_cli.cli.bench.options import MeasureOptions
-from omni_cli.cli.options import refuse_failed, write_report
+from omni_cli.cli.options import refuse_failed, show_notes, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
@@ -111,8 +111,7 @@ def _show_report(report: BenchmarkReport, options: MeasureOptions) -> None:
     else:
         console.print_text(_text(view, options))
     _write_files(report, view, options)
-    for note in view.notes:
-        console.print_warning(note.message, hint=note.hint, label=note.label.lower())
+    show_notes(view)
 
 
 def _get_failure(report: BenchmarkReport) -> OmniError | None:

@@ -75,6 +75,8 @@ def run_profile(
         console.print_text("")
         files, took = f"{output_dir / TRACE_NAME}, {output_dir / RECORD_NAME}", seconds(time.monotonic() - began_s)
         console.print_text(f"Saved {files} after {took}; https://ui.perfetto.dev opens the trace")
+    for note in profile.notes:
+        console.print_warning(note)
     return ExitCode.OK
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from omni_cli.cli.bench.options import DEFAULT_INPUT_LEN
 from omni_cli.cli.bench.run import BenchProgress
 from omni_cli.cli.loadtest.reading import read_endpoint, read_traffics
-from omni_cli.cli.options import reach, write_report
+from omni_cli.cli.options import reach, show_notes, write_report
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.stop_signals import run_until_stopped
 from omni_cli.cli.tune.options import OBJECTIVES, TuneOptions
@@ -208,11 +208,13 @@ def _report(wanted: SettingsSearch, record: TuneRecord, options: TuneOptions, st
         winner = next(item for item in wanted.space.variants if item.name == record.winner)
         written = options.output_dir / PROFILE
         write_report(written, wanted.profile(winner))
+    view = tune_view(record)
     if options.as_json:
         console.print_json(with_digest(record))
     else:
         files = [str(file) for file in (written, path) if file is not None]
-        console.print_text(to_text(tune_view(record)) + "\n\nWrote " + " and ".join(files))
+        console.print_text(to_text(view) + "\n\nWrote " + " and ".join(files))
+    show_notes(view)
     failure = stopped or _failure(record)
     if failure is None:
         return ExitCode.OK

@@ -21,7 +21,7 @@ from omni_cli.checkpoints.files import read_family
 from omni_cli.checkpoints.resolve import resolve_model
 from omni_cli.cli.generate.inputs import decode_specs, read_specs
 from omni_cli.cli.loadtest.options import without_key
-from omni_cli.cli.options import reach, write_report, write_view
+from omni_cli.cli.options import reach, show_notes, write_report, write_view
 from omni_cli.cli.profile_choice import fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.cli.terminal.live_display import LiveLine
@@ -114,7 +114,7 @@ def _read_requests(
             raise type(item.error)(f"{item.place}: {item.error.message}", hint=item.error.hint)
         request = item.build()
         heard = replace(request.transcription, asked=request.transcription.asked or capabilities.transcribes)
-        requests.append(replace(request, transcription=heard, stage=StageIO(wants_frames=True)))
+        requests.append(replace(request, transcription=heard, stage=StageIO(wants_frames=True), notes=()))  # shown
     return tuple(requests)
 
 
@@ -253,6 +253,7 @@ def _run_checks(
         rows=tuple(checking.rows),
         elapsed_s=time.monotonic() - began_s,
         stopped=None if stopped is None else stopped.message,
+        notes=tuple(checking.subject.notes),
     )
     _write(record, checking.probabilities, options)
     if stopped is not None:
@@ -269,6 +270,7 @@ def _write(record: VerifyRecord, probabilities: Sequence[TokenProbability], opti
         save_record(record, options.output_json)
     view = verify_view(record, strict=options.strict)
     write_view(view, view.title, options.markdown, options.junit)
+    show_notes(view)
     noted = options.logprobs and probabilities
     if options.as_json:
         extra = {"logprobs": msgspec.to_builtins(probabilities)} if noted else {}

@@ -81,10 +81,9 @@ class Benchmark:
         return report
 
     def setting_warnings(self) -> list[str]:
-        """Return warnings about ineffective settings other than the compared ones, and the notes of each variant."""
+        """Return warnings about ineffective settings other than the compared ones."""
         measured = self._builder.measured
         texts = [text for item in measured for text in setting_warnings(item.variant_config, item.stages)]
-        texts += [f"variant `{item.variant_config.name}`: {note}" for item in measured for note in item.notes]
         return list(dict.fromkeys(texts))
 
     def _block_done(self, state: State) -> None:

@@ -57,6 +57,11 @@ class Iteration:
     def traces(self, name: str) -> list[StageTrace]:
         return [trace for request in self.requests for trace in request.result.stages if trace.name == name]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what the stages changed about its requests, such as an argument that is ignored."""
+        return tuple(dict.fromkeys(note for request in self.requests for note in request.result.notes))
+
 
 def get_metrics(iteration: Iteration, slo: Mapping[str, float] = MappingProxyType({})) -> dict[str, float]:
     """Compute medians over the iteration's requests, and rates.

@@ -106,7 +106,7 @@ class Ran(msgspec.Struct, frozen=True, tag=True, rename={"execution_counters": C
 
     `execution_counters` are by stage, since the stage began to load. For a window of requests to a server,
     `e2e_s` is one request's and shorter than the window; see `Sample` for `requests`, `failures` and `unanswered_s`.
-    `notes` are sentences on what the stages changed about its requests, such as an argument that is ignored.
+    `notes` are as of an `Iteration`.
     """
 
     e2e_s: float

@@ -220,7 +220,8 @@ class Tuning:
             for sample in variant.samples
         )
         memory = msgspec.structs.replace(variant.memory, stages={})
-        return msgspec.structs.replace(variant, settings={}, effective={}, samples=samples, memory=memory)
+        noted = {name: value for name, value in variant.effective.items() if name == "notes"}
+        return msgspec.structs.replace(variant, settings={}, effective=noted, samples=samples, memory=memory)
 
     def _candidate(self, name: str) -> Candidate:
         return next(item for item in self.record.candidates if item.name == name)

@@ -125,7 +125,7 @@ class VariantWorker:
                 for info in self._workload.llm.stages
             },
             execution_counters={info.name: dict(info.execution_counters) for info in self._workload.llm.stages},
-            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+            notes=iteration.notes,
         )
 
 

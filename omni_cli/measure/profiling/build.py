@@ -60,6 +60,7 @@ def build_profile(
         request=waterfall(typical.began_ns, typical.recordings),
         stage_seconds=stage_seconds(typical.began_ns, typical.iteration.e2e_s, typical.recordings),
         hints=find_hints(stages, overhead),
+        notes=tuple(dict.fromkeys(note for iteration in session.plain for note in iteration.notes)),
         **about,
     )
 

@@ -98,13 +98,13 @@ class Checks:
         that the subject does not take are dropped."""
         self.rows: list[Row] = []
         self.probabilities: list[TokenProbability] = []
-        self._subject, self._requests, self._are_defaults = subject, requests, are_defaults
+        self.subject, self._requests, self._are_defaults = subject, requests, are_defaults
         self._folder, self._say = folder, say
         self._num_prompt_tokens: dict[str, int | None] = {}
 
     async def run(self) -> None:
         """Run all checks. Raises `OmniError` for a subject that does not start, or does not answer a request."""
-        subject = self._subject
+        subject = self.subject
         async with subject:
             self._requests, rows = await subject.prepare(self._requests, are_defaults=self._are_defaults)
             self.rows += rows
@@ -128,7 +128,7 @@ class Checks:
 
     async def _hear_long_speech(self) -> list[Answer]:
         """Return the answer to a recording of several windows, of a subject that hears ours and tells times."""
-        is_asked = self._subject.reference is not None and self._are_defaults
+        is_asked = self.subject.reference is not None and self._are_defaults
         if not is_asked or not all(len(item.media.audio) == 1 and item.transcription.asked for item in self._requests):
             return []
         (answer,) = await self._ask("long speech", [make_long_request()])
@@ -143,10 +143,10 @@ class Checks:
             "limits": self._limits,
             "modalities": self._modalities,
         }
-        for name in self._subject.checks:
-            if name in self._subject.unchecked:
-                why = self._subject.unchecked[name]
-                self.rows.append(Row(check=name, stage=self._subject.stage, verdict="not checked", why=why))
+        for name in self.subject.checks:
+            if name in self.subject.unchecked:
+                why = self.subject.unchecked[name]
+                self.rows.append(Row(check=name, stage=self.subject.stage, verdict="not checked", why=why))
             else:
                 await checks[name]()
 
@@ -155,11 +155,11 @@ class Checks:
         answers = []
         for number, request in enumerate(requests, start=1):
             self._say(f"{what}: request {number} of {len(requests)}")
-            answers.append(await self._subject.ask(request))
+            answers.append(await self.subject.ask(request))
         return answers
 
     async def _compare_with_reference(self) -> None:
-        subject, reference = self._subject, self._subject.reference
+        subject, reference = self.subject, self.subject.reference
         if reference is None:
             why = subject.unchecked["reference"]
             self.rows.append(Row(check="reference", stage=subject.stage, verdict="not checked", why=why))
@@ -198,23 +198,23 @@ class Checks:
 
     async def _check_batch(self) -> None:
         self._say("all requests at once")
-        rows = self._subject.compare("alone = batched", self._alone, await self._subject.ask_at_once(self._requests))
+        rows = self.subject.compare("alone = batched", self._alone, await self.subject.ask_at_once(self._requests))
         self._say("in another order, beside long requests")
         beside = [longer(request) for request in self._requests[:2] if request.prompt]
-        answers = await self._subject.ask_at_once([*beside, *self._requests[::-1]])
-        self._add([*rows, *self._subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
+        answers = await self.subject.ask_at_once([*beside, *self._requests[::-1]])
+        self._add([*rows, *self.subject.compare("alone = batched", self._alone, answers[len(beside) :][::-1])])
 
     async def _check_streaming(self) -> None:
         self._say("streamed")
-        self._add(await self._subject.stream_rows(self._alone))
+        self._add(await self.subject.stream_rows(self._alone))
 
     async def _repeat(self) -> None:
         answers = await self._ask("the same requests again", self._requests)
-        self._add(self._subject.compare("repeat", self._alone, answers))
+        self._add(self.subject.compare("repeat", self._alone, answers))
 
     async def _seeds(self) -> None:
         """Sample in the first stage, and denoise the same answer, with one seed twice and with others."""
-        subject, request = self._subject, self._requests[0]
+        subject, request = self.subject, self._requests[0]
         seeds = (request.seed, request.seed, request.seed + 1, request.seed + 2)
         if subject.sampling_stage is not None and "max_tokens" not in request.diffusion:
             sampling = {**request.sampling, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -229,7 +229,7 @@ class Checks:
 
     async def _limits(self) -> None:
         """Check the number of choices, the counts of tokens, the maximum of tokens and a stop string of a text."""
-        subject, stage = self._subject, self._subject.stage
+        subject, stage = self.subject, self.subject.stage
         texts = [answer for answer in self._alone if answer.text is not None]
         if not texts:
             return
@@ -256,7 +256,7 @@ class Checks:
         """
         self._say("modalities")
         rows: list[Row] = []
-        subject = self._subject
+        subject = self.subject
         for field in subject.media:
             request = next((item for item in self._requests if len(getattr(item.media, field)) == 1), None)
             if request is None:
@@ -274,7 +274,7 @@ class Checks:
             if subject.can_omit_media:
                 rows.append(depends_row(subject.stage, answers[2], answers[1], f"the {medium} changes nothing"))
             if subject.caches_prompts:
-                rows += self._subject.compare("modalities", answers[3:], answers[1:2])
+                rows += self.subject.compare("modalities", answers[3:], answers[1:2])
         request = next((item for item in self._requests if len(item.media.images) > 1), None)
         if request is not None:
             request = longer(request) if subject.caches_prompts else request

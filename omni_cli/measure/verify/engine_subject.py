@@ -78,6 +78,7 @@ class EngineSubject(Subject):
         limits: tuple[Check, ...] = ("limits",) if self.caches_prompts else ()
         self.checks = ("alone = batched", "streamed = whole", "repeat", "seed", *limits, "modalities")
         self._num_asked = 0
+        self.notes: dict[str, None] = {}
 
     async def __aenter__(self) -> Self:
         self._engine = OmniLLM(self.config, verbose=self._verbose)
@@ -124,6 +125,7 @@ class EngineSubject(Subject):
                     case RequestResult():
                         result = event
         assert result is not None
+        self.notes |= dict.fromkeys(result.notes)
         error = result.error
         if error is not None:
             is_refused = isinstance(error, InputError)
@@ -196,9 +198,11 @@ class EngineSubject(Subject):
             yield rows
 
     def _open(self, overrides: tuple[str, ...]) -> EngineSubject:
-        return EngineSubject(
+        opened = EngineSubject(
             self._source, [VariantConfig("", overrides)], on_event=self._on_event, say=self._say, verbose=self._verbose
         )
+        opened.notes = self.notes
+        return opened
 
     async def _pressed_rows(self, alone: Sequence[Answer]) -> list[Row]:
         """Run requests in an engine without prefix cache and with a KV cache that holds few of them.
@@ -268,10 +272,10 @@ class EngineSubject(Subject):
 
 
 def _get_tokens(trace: StageTrace) -> EngineTokens:
-    """Return the tokens of a stage with the candidates that it noted."""
+    """Return the tokens of a stage, up to the last that leads to the speech, with the candidates that it noted."""
     token_ids = trace.output_token_ids or ()
     noted = trace.output_logprobs or [[(token_id, math.nan, None)] for token_id in token_ids]
-    rows = [[(token_id, logprob) for token_id, logprob, _text in row] for row in noted]
+    rows = [[(token_id, logprob) for token_id, logprob, _text in row] for row in noted[: trace.num_heard_tokens]]
     return make_tokens(rows, None if trace.output_codes is None else tuple(map(tuple, trace.output_codes)))
 
 

@@ -26,7 +26,8 @@ class Subject(ABC):
     and `denoising_stage` depend on seeds. `media` are the fields of requests that it takes, which with `can_omit_media`
     may be left out. `caches_prompts`: equal beginnings of prompts may share work. `media_bound` is the difference of
     samples or pixels that batching may make; with `may_ignore_seeds`, media need not depend on seeds. `count_names` are
-    its words for the counts of output and input tokens. `noise` is the reference's, once it has run.
+    its words for the counts of output and input tokens. `noise` is the reference's, once it has run. `notes` are
+    sentences on what the stages changed about requests so far.
     """
 
     checks: tuple[Check, ...]
@@ -44,6 +45,7 @@ class Subject(ABC):
     decode: Decode
     noise: Noise | None = None
     reference: Reference | None = None
+    notes: Mapping[str, None] = {}
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...

@@ -106,14 +106,15 @@ class ThinkerStage(OmniThinkerStage):
     """Passes all hidden states to the talker."""
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
-        rows = self.new_rows(active)
-        stage_output = ThinkerOutput(output.prompt_token_ids, active.token_ids, rows, active.context["media"])
+        rows, heard = self.new_rows(active), self.heard_ids(active, output)
+        stage_output = ThinkerOutput(output.prompt_token_ids, heard, rows, active.context["media"])
         return encode_additional_information(stage_output.information())
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
         partial: PartialOutput = active.context.setdefault("partial", PartialOutput())
         partial.add_rows(self.new_rows(active))
-        part = partial.take(output.prompt_token_ids, active.token_ids, active.context["media"], is_last=output.finished)
+        heard, media = self.heard_ids(active, output), active.context["media"]
+        part = partial.take(output.prompt_token_ids, heard, media, is_last=output.finished)
         return None if part is None else encode_additional_information(part)
 
 

@@ -93,7 +93,7 @@ def _assistant_start(token_ids: Sequence[int], config: Any) -> int:
             return position
     raise InputError(
         "the prompt has no assistant's turn, and speech begins with one",
-        hint="leave out `--raw`, or ask for text alone with `--modalities text`",
+        hint="leave out `--raw` or `add_generation_prompt`, or ask for text alone",
     )
 
 

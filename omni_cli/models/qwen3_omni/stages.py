@@ -51,11 +51,11 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
     def wants_rows(self, request: GenerateRequest) -> bool:
         return request.stage.wants_output and bool(request.media.audio or request.media.images or request.media.videos)
 
-    def _new_tokens(self, active: ActiveRequest) -> list[int]:
+    def _new_tokens(self, active: ActiveRequest, output: RequestOutput) -> list[int]:
         """Return the new tokens to send: all except the last, which may never be an input of the model."""
-        begin = active.context.get("num_sent", 0)
-        active.context["num_sent"] = max(begin, len(active.token_ids) - 1)
-        return active.token_ids[begin : active.context["num_sent"]]
+        begin, heard = active.context.get("num_sent", 0), self.heard_ids(active, output)[:-1]
+        active.context["num_sent"] = max(begin, len(heard))
+        return heard[begin:]
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:
         prompt_ids, rows = output.prompt_token_ids, None
@@ -64,16 +64,16 @@ class Qwen3ThinkerStage(TranscriptionStage, OmniThinkerStage):
             assert rows is not None
             positions = [position for position, token_id in enumerate(prompt_ids) if token_id in self._media_ids]
             rows = rows[positions]
-        stage_output = ThinkerOutput(list(prompt_ids), self._new_tokens(active), rows, active.context.get("media", {}))
-        return encode_additional_information(stage_output.information())
+        new, media = self._new_tokens(active, output), active.context.get("media", {})
+        return encode_additional_information(ThinkerOutput(list(prompt_ids), new, rows, media).information())
 
     def partial_output(self, active: ActiveRequest, output: RequestOutput) -> bytes | None:
-        has_begun = active.context.get("num_sent", 0) > 0
-        if not output.finished and len(active.token_ids) - 1 <= active.context.get("num_sent", 0):
+        num_sent = active.context.get("num_sent", 0)
+        if not output.finished and len(self.heard_ids(active, output)) - 1 <= num_sent:
             return None
-        if has_begun:
+        if num_sent:
             self.processor.take_hidden_rows(active.request.request_id)
-            return encode_additional_information({"token_ids": self._new_tokens(active)})
+            return encode_additional_information({"token_ids": self._new_tokens(active, output)})
         return self.stage_output(active, output)
 
 

@@ -46,8 +46,9 @@ def read_request(config: Mapping[str, Any], request: GenerateRequest, system_pro
         if instruction:
             raise InputError("this checkpoint clones voices and takes no instructions", hint="drop `instructions`")
         if not speech.voices:
+            unknown = "" if speech.speaker is None else f"unknown speaker `{speech.speaker}`: "
             hint = "give a recording: `--voice FILE`, `voice` in a line of requests, `ref_audio` over HTTP"
-            raise InputError("this checkpoint speaks with cloned voices alone", hint=hint)
+            raise InputError(f"{unknown}this checkpoint speaks with cloned voices alone", hint=hint)
     elif speech.voices:
         raise InputError("this checkpoint does not clone voices", hint="take a checkpoint called `Base`")
     elif kind != DESIGNS:

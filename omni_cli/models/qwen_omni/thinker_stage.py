@@ -14,7 +14,7 @@ from omni_cli.core.errors import InputError
 from omni_cli.models.qwen_omni.media import key_by_padding, media_of_prompt
 from omni_cli.requests.contents import StageIO, TextOptions
 from omni_cli.requests.outputs import GenerateRequest
-from omni_cli.stage.messages import Report
+from omni_cli.stage.messages import Report, RequestDone
 from omni_cli.stage.request_payloads import WANTS_HIDDEN_STATES
 
 # Cache blocks of a request without hidden states have no rows, so the two kinds must not share a prefix. Both have a
@@ -76,6 +76,21 @@ class OmniThinkerStage(TextStage):
             completion.token_ids, completion.text, completion.finish_reason = reply_ids, reply, "stop"
             self.processor.token_texts[active.request.request_id] = [completion.text], False
         return super().output(active, output)
+
+    def heard_ids(self, active: ActiveRequest, output: RequestOutput) -> list[int]:
+        """Return the answer's tokens so far, of which the talker hears all but the last, which has no row yet.
+
+        Of an answer that a stop string cut, it hears the tokens of the text, without one in which the stop string
+        begins: it would say what the text has not. Before, tokens that a stop string may still cut are held back.
+        """
+        is_cut = isinstance(output.outputs[0].stop_reason, str)
+        return active.token_ids[: active.num_released + (not (is_cut and active.num_chars))]
+
+    def finish(self, active: ActiveRequest, output: RequestOutput) -> RequestDone:
+        report = super().finish(active, output)
+        if active.request.stage.wants_output:
+            report.trace["num_heard_tokens"] = len(self.heard_ids(active, output))
+        return report
 
     def new_rows(self, active: ActiveRequest) -> torch.Tensor | None:
         """Return the hidden states since the last call."""

@@ -18,7 +18,7 @@ from omni_cli.requests.contents import SpeechOptions, TextOptions
 from omni_cli.requests.events import AudioChunk, TextDelta
 from omni_cli.requests.outputs import GenerateRequest, Modality, PromptTokens, RequestResult, TextOutput
 from omni_cli.serve.conversation import ChatReply, read_conversation, token_usage
-from omni_cli.serve.errors import APIError, refuse
+from omni_cli.serve.errors import APIError, naming, refuse
 from omni_cli.serve.exchange import Exchange, new_id
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import RUNNING, TEXT_REPLY, errors, parsed_routes
@@ -40,10 +40,11 @@ def chat_routes(service: Service) -> APIRouter:
         reply = ChatReply(body, service.config.name, service.choose_seed(body.seed, exchange))
         generate = await service.decode(functools.partial(_generate_request, service, body, reply))
         requests = service.choices(generate, body.n or 1)
-        if body.stream:
-            documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
-            return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)
-        results = await service.results(requests, exchange)
+        with naming({} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}):
+            if body.stream:
+                documents = _stream(service, requests, reply, exchange, body.stream_options or StreamOptions())
+                return await event_stream(documents, exchange, service.log, end=END_OF_STREAM)
+            results = await service.results(requests, exchange)
         if not reply.wants_audio:
             return JSONResponse(reply.completion(results))
         service.remember(reply, results[0])

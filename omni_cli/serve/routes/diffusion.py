@@ -22,11 +22,19 @@ from omni_cli.requests.encoding import encode_image
 from omni_cli.requests.media.reading import FIRST_FRAME, MediaReader
 from omni_cli.requests.outputs import GenerateRequest, ImageOutput, RequestResult, VideoOutput
 from omni_cli.serve.conversation import get_output, stage_times
-from omni_cli.serve.errors import APIError, refuse, storing
+from omni_cli.serve.errors import APIError, naming, refuse, storing
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import MULTIPART, RUNNING, WITH_KEY, content, errors, parsed_routes
-from omni_cli.serve.schemas.diffusion import DiffusionBody, ImageEditRequest, ImageFields, ImageRequest, VideoRequest
+from omni_cli.serve.schemas.diffusion import (
+    SECONDS,
+    SIZE,
+    DiffusionBody,
+    ImageEditRequest,
+    ImageFields,
+    ImageRequest,
+    VideoRequest,
+)
 from omni_cli.serve.service import Service, seeded_copies
 from omni_cli.serve.video_jobs import JOB_ID, Job, VideoJobs
 
@@ -54,7 +62,8 @@ def image_routes(service: Service) -> APIRouter:
         _check_images(service, body)
         if {*service.capabilities.needed_files} - {"control_image"}:
             raise service.make_refusal("makes images from images: use /v1/images/edits")
-        service.check_given({"control_image"} if body.control_image else set())
+        given = ["control_image"] if body.control_image else []
+        service.check_given({*given, *body.diffusion()}, SIZE)
         return await _reply_images(service, body, request, await service.decode(partial(_decode_controls, body)))
 
     @router.post(Route.IMAGE_EDITS, response_model=ImagesReply, responses=errors(*RUNNING))
@@ -66,7 +75,8 @@ def image_routes(service: Service) -> APIRouter:
         if not body.images:
             raise APIError(400, "field `image` is missing", code="missing_required_parameter", param="image")
         optional = {"mask": body.mask is not None, "control_image": bool(body.control_image)}
-        service.check_given({"image", *(name for name, is_present in optional.items() if is_present)})
+        given = [name for name, is_present in optional.items() if is_present]
+        service.check_given({"image", *given, *body.diffusion()}, SIZE)
         return await _reply_images(service, body, request, await service.decode(partial(_decode_edit, body)))
 
     return router
@@ -162,7 +172,8 @@ def video_routes(service: Service, jobs: VideoJobs | None) -> APIRouter:
     async def create_video_sync(body: Annotated[VideoRequest, MULTIPART], request: Request) -> Response:
         """Make a video and send it, without a job."""
         generate = await _video_request(service, body, Exchange.from_scope(request.scope))
-        video = get_output(VideoOutput, await service.result(generate, Exchange.from_scope(request.scope)))
+        with naming(SECONDS):
+            video = get_output(VideoOutput, await service.result(generate, Exchange.from_scope(request.scope)))
         return Response(video.content, media_type="video/mp4")
 
     return router
@@ -228,7 +239,8 @@ async def _video_request(service: Service, body: VideoRequest, exchange: Exchang
     """Check a request and decode its image, before it may wait."""
     service.check(body.model, "video", body.num_prompt_chars)
     medium = "image" if "image" in service.capabilities.fields else "video"
-    service.check_given(set() if body.input_reference is None else {medium}, {medium: "input_reference"})
+    given = [] if body.input_reference is None else [medium]
+    service.check_given({*given, *body.diffusion()}, {medium: "input_reference", **SECONDS, **SIZE})
     media = await service.decode(partial(_decode_reference, body, medium))
     return _generate_request(service, body, "video", exchange, media)
 

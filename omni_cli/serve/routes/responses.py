@@ -18,7 +18,7 @@ from omni_cli.requests.contents import ToolCallDelta
 from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import GenerateRequest, RequestResult, TextOutput, TokenLogprobs
 from omni_cli.serve.conversation import count_tokens, get_output, token_logprobs
-from omni_cli.serve.errors import APIError, refuse
+from omni_cli.serve.errors import APIError, naming, refuse
 from omni_cli.serve.exchange import Exchange, new_id, unix_now
 from omni_cli.serve.media import MediaDecoder
 from omni_cli.serve.parsed_route import RUNNING, content, errors, parsed_routes
@@ -30,6 +30,11 @@ from omni_cli.serve.sse import event_stream
 Document = dict[str, Any]
 # Settings of the request that a response repeats.
 _REPEATED_FIELDS = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "top_logprobs")
+# Of a chat's fields.
+_OWN_NAMES = {
+    "messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}  # fmt: skip
 _SHOWN_FIELDS = {*_REPEATED_FIELDS, "tools", "tool_choice", "text", "reasoning"}
 # An item's text by its type, in the item and in the names of its events.
 _PARTS = {"reasoning": "reasoning_text", "message": "output_text"}
@@ -48,19 +53,14 @@ def response_routes(service: Service) -> APIRouter:
         exchange = Exchange.from_scope(request.scope)
         model = service.config.name if body.model is None else body.model
         reply = ResponseReply(body, model, service.choose_seed(body.seed, exchange))
-        try:
+        with naming(_OWN_NAMES):
             generate = await service.decode(functools.partial(_generate_request, service, reply))
-        except APIError as error:
-            # The fields of a chat that are named otherwise here.
-            if error.param is not None and error.param.startswith("messages"):
-                error.param = "input"
-            raise
-        documents = _events(service, generate, reply, exchange)
-        if body.stream:
-            return await event_stream(documents, exchange, service.log, failed=reply.make_failure_event)
-        async with aclosing(documents):
-            async for document in documents:
-                last = document
+            documents = _events(service, generate, reply, exchange)
+            if body.stream:
+                return await event_stream(documents, exchange, service.log, failed=reply.make_failure_event)
+            async with aclosing(documents):
+                async for document in documents:
+                    last = document
         return JSONResponse(last["response"])
 
     return router

@@ -187,6 +187,11 @@ async def _voice_fields(service: Service, body: SpeechRequest) -> dict[str, Any]
     )
     if saved:
         return await service.decode(partial(_decode_saved, service, [saved[name] for name in names]))
+    # Some models have a speaker for any number.
+    if service.voices is not None and others and not others[0].isdecimal():
+        kept = [voice.name for voice in await asyncio.to_thread(service.voices.voices)]
+        there = ", ".join([*service.speakers, *kept])
+        refuse(("voice", kept, f"unknown speaker `{others[0]}`: there are {there}"))
     return {"speech": SpeechOptions(speaker=names[0] if names else None)}
 
 

@@ -42,6 +42,11 @@ def parse_size(value: str) -> tuple[int, int]:
 Size = Annotated[str, AfterValidator(_check_size), Field(json_schema_extra={"pattern": _SIZE_OR_AUTO})]
 
 
+# Names of arguments in these bodies, where they have others.
+SECONDS = {"duration": "seconds"}
+SIZE = {"height": "size", "width": "size"}
+
+
 class DiffusionBody(ModelBody):
     """The fields of every route for images and videos."""
 

@@ -90,6 +90,11 @@ def test_a_saved_voice_speaks_like_its_recording(server: OmniServer, anne: None)
     assert np.abs(np.frombuffer(streamed.body, np.int16).astype(int) - np.frombuffer(cloned, np.int16)).max() <= 4
 
 
+def test_the_error_of_an_unknown_voice_lists_those_that_there_are(server: OmniServer, anne: None) -> None:
+    message = "unknown speaker `nobody`: there are 0, 1, 2, 3, anne"
+    assert refused(server, voice="nobody") == (400, message, "voice")
+
+
 def test_the_official_client_speaks_with_it(server: OmniServer, anne: None) -> None:
     speech = server.client().audio.speech.create(
         model="tiny-vibevoice", input=TEXT, voice="anne", response_format="wav", extra_body={"seed": 5}

@@ -52,6 +52,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": HELLO, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({"messages": HELLO, "logit_bias": {"word": 1}}, "pattern", "logit_bias"),
     ({"messages": HELLO, "max_tokens": 8_000_000}, "`max_tokens` is 8000000, and the context", None),
+    ({"messages": HELLO, "max_completion_tokens": 8_000_000}, "`max_completion_tokens` is 8000000", None),
     (
         {"messages": HELLO, "response_format": {"type": "xml"}},
         "'json_object'",
@@ -166,6 +167,16 @@ def test_another_model(omni: OmniServer) -> None:
     with pytest.raises(openai.NotFoundError, match="`gpt-4` is not served here; `tiny-omni` is") as caught:
         omni.client().chat.completions.create(model="gpt-4", messages=HELLO)
     assert caught.value.code == "model_not_found"
+
+
+def test_a_stream_whose_speech_fails_has_its_whole_text_and_then_the_error(omni: OmniServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True, "seed": 3}
+    whole = omni.request("POST", CHAT, body).document["choices"][0]["message"]["content"]
+    spoken = {**body, "stream": True, "modalities": ["text", "audio"], "audio": {"voice": "nobody", "format": "pcm16"}}
+    *lines, last = omni.request("POST", CHAT, spoken).body.decode().split("\n\n")[:-2]
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    assert "unknown speaker `nobody`" in json.loads(last.removeprefix("data: "))["error"]["message"]
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(omni: OmniServer) -> None:

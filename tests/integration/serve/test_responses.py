@@ -126,6 +126,12 @@ def test_a_schema_binds_the_text(omni: OmniServer) -> None:
     assert json.loads(create(omni, input="hello", text=text, max_output_tokens=100).output_text)["ok"] in (True, False)
 
 
+def test_an_error_of_the_engine_names_the_field_of_a_response(omni: OmniServer) -> None:
+    wrong = {"max_output_tokens": 8_000_000}, {"reasoning": {"effort": "high"}}
+    said = [omni.request("POST", "/v1/responses", {"input": "hello", **body}).error["message"] for body in wrong]
+    assert "`max_output_tokens` is 8000000" in said[0] and "takes no `reasoning.effort`" in said[1]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

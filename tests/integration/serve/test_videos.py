@@ -140,6 +140,7 @@ def test_a_job_that_the_model_refuses(video_server: OmniServer, videos: Any) -> 
         ({"extra_body": {"fps": "0"}}, "above 0", "fps"),
         ({"extra_body": {"num_frames": 0}}, "greater than or equal to 1", "num_frames"),
         ({"extra_body": {"n": 2}}, "unknown field `n`", "n"),
+        ({"extra_body": {"strength": 0.5}}, "takes no `strength`", "strength"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )
@@ -147,6 +148,11 @@ def test_a_mistake(videos: Any, fields: dict[str, Any], message: str, param: str
     with pytest.raises(openai.BadRequestError) as caught:
         videos.create(**{"prompt": "a cat", **fields})
     assert message in caught.value.message and caught.value.param == param
+
+
+def test_a_failed_video_names_the_fields_of_its_request(videos: Any) -> None:
+    made = wait_for(videos, videos.create(prompt="a cat", seconds="1", extra_body={"num_frames": 9}).id)
+    assert made.error.message == "`seconds` and `num_frames` exclude each other (remove one of them)"
 
 
 def test_each_profile_has_its_own_endpoint(video_server: OmniServer, image_server: OmniServer) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from omni_cli.cli.verify import run as verify_run
 from omni_cli.cli.verify.options import VerifyOptions
+from omni_cli.measure.verify.subject import Subject
 from omni_cli.records.verify_record import Row, load_verify_record
 
 
@@ -19,6 +20,7 @@ class Interrupted:
     """Checks of which one is done when the signal comes."""
 
     probabilities: tuple[Any, ...] = ()
+    subject = Subject
 
     def __init__(self, number: signal.Signals, num_done: int) -> None:
         self._number = number

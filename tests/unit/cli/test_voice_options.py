@@ -136,6 +136,7 @@ def test_a_model_that_clones_no_voices_names_those_that_do(tmp_path: Path) -> No
         ("custom_voice", {"language": "xx"}, "unknown language `xx`"),
         ("voice_design", {"voice": ["vivian"]}, "unknown speaker `vivian`"),
         ("base", {}, "this checkpoint speaks with cloned voices alone"),
+        ("base", {"voice": ["bob"]}, "unknown speaker `bob`: this checkpoint speaks with cloned voices alone"),
         ("base", {"voice": ["{file}"], "instructions": "Slowly."}, "this checkpoint clones voices and takes no"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from omni_cli.core.errors import InputError
 from omni_cli.engine.request_run import RequestRun
 from omni_cli.requests.contents import SpeechOptions
+from omni_cli.requests.events import TextDelta
 from omni_cli.requests.outputs import AudioOutput, GenerateRequest, OutputReady, StageTrace, TextOutput
 from omni_cli.stage.messages import Failure, RequestDone, StageOutputChunk
 
@@ -61,20 +62,30 @@ def test_a_sound_comes_after_the_text_and_has_the_reason_of_its_codes_in_any_ord
     assert outputs == [TextOutput, AudioOutput]
 
 
-def test_the_text_of_a_whole_request_is_kept_when_its_early_talker_fails():
+@pytest.mark.parametrize("streams, fails_early", [(False, False), (True, False), (True, True)])
+def test_the_text_is_kept_when_a_later_stage_fails(streams, fails_early):
+    """Except that of a stream without text so far, which then fails as a whole."""
+    texts: list[str] = []
+
     async def run() -> RequestRun:
         chain = RequestRun(
-            GenerateRequest("one", prompt="hello"), ["thinker", "talker"], Stage,  # type: ignore[arg-type]
+            GenerateRequest("one", prompt="hello"), ["thinker", "talker", "code2wav"], Stage,  # type: ignore[arg-type]
             lambda stage, done: StageTrace(stage.name, "ar", 0.1),
-            streams=False, early=("talker",),
+            streams=streams, early=("talker", "code2wav"),
         )  # fmt: skip
+        if not fails_early:
+            chain.queue.put_nowait(("thinker", TextDelta("one", "h", 1, 1)))
         chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"tokens", is_last=False)))
-        chain.queue.put_nowait(("talker", Failure("input", "too long", request_id="one")))
+        chain.queue.put_nowait(("talker", StageOutputChunk("one", b"codes", is_last=True)))
+        chain.queue.put_nowait(("talker", RequestDone("one", {})))
+        chain.queue.put_nowait(("code2wav", Failure("input", "too long", request_id="one")))
+        chain.queue.put_nowait(("thinker", TextDelta("one", "i", 1, 2)))
         chain.queue.put_nowait(("thinker", StageOutputChunk("one", b"more", is_last=True)))
         chain.queue.put_nowait(("thinker", RequestDone("one", {}, text=TextOutput("hi", (), "stop"))))
         with pytest.raises(InputError, match="too long"):
-            _ = [event async for event in chain.events()]
+            async for event in chain.events():
+                texts.extend([event.text] if isinstance(event, TextDelta) else ())
         return chain
 
-    (text,) = asyncio.run(asyncio.wait_for(run(), 10)).outputs
-    assert isinstance(text, TextOutput) and text.text == "hi"
+    outputs = asyncio.run(asyncio.wait_for(run(), 10)).outputs
+    assert ("".join(texts), len(outputs)) == (("", 0) if fails_early else ("hi", 1))

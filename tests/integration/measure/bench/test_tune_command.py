@@ -35,6 +35,15 @@ def test_the_answer_is_a_profile_and_one_document(tmp_path: Path) -> None:
     assert batch.samples[0].e2e_s > 0 and batch.memory.peak_host_rss_bytes
 
 
+def test_a_searched_argument_that_the_pipeline_ignores_is_named(tmp_path: Path) -> None:
+    ended = run_omni(tmp_path, *QUICK, "--search", "guidance_scale=1,7", "--time-budget", "1", "--output-dir", "tuned")
+    assert ended.code == 3
+    kept = [variant for batch in load_tune_record(tmp_path / "tuned/tune.json").rounds[0].batches for variant in batch]
+    for variant in kept[1:]:
+        (note,) = variant.effective["notes"]
+        assert "but ignored" in note and ended.err.count(f"warning: variant `{variant.name}`: {note}") == 1
+
+
 @pytest.mark.nightly
 def test_an_interrupted_search_continues(tmp_path: Path) -> None:
     first, second, path = tmp_path / "first", tmp_path / "second", tmp_path / "tuned" / "tune.json"

@@ -310,6 +310,12 @@ def test_a_copy_too_many_is_found(image: Run) -> None:
     assert re.search(r"text encode +aten::clone", image.ended.out)
 
 
+def test_an_argument_that_the_pipeline_ignores_is_named(tmp_path: Path) -> None:
+    run = profile(tmp_path, "tiny-image", "--set", "image.guidance_scale=7", "--num-iters", "1")
+    (note,) = run.record.notes
+    assert "guidance_scale is passed as 7.0, but ignored" in note and run.ended.err.count(f"warning: {note}") == 1
+
+
 def test_json_prints_the_record(omni: Run) -> None:
     assert omni.ended.document == omni.document
     assert omni.document["schema"] == "omni.profile/1"
