@@ -159,8 +159,9 @@ class PipelineRunner:
         if hasattr(self._vae, "encode"):
             vae: Any = self._vae
             vae.encode = functools.partial(self._encode_with_vae, vae.encode)
-        denoiser = find_denoiser(pipeline)
+        self._denoiser = denoiser = find_denoiser(pipeline)
         self._hook = denoiser.register_forward_pre_hook(self._note_denoiser) if denoiser is not None else None
+        self._attention = getattr(denoiser, "attn_processors", None)
 
     def close(self) -> None:
         """Restore the pipeline and release it."""
@@ -174,7 +175,7 @@ class PipelineRunner:
             vars(self._vae).pop("encode", None)
         if self._hook is not None:
             self._hook.remove()
-        self._pipeline = self._vae = None
+        self._pipeline = self._vae = self._denoiser = self._attention = None
 
     def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingOutputs:
         """Run one call for all requests, which are resolved and have equal batch keys; return their outputs.
@@ -195,6 +196,10 @@ class PipelineRunner:
         try:
             with scheduler_steps(self._pipeline, note_scheduler), heard_messages() as messages, self._calling():
                 output = self._pipeline(**arguments)
+        except BaseException:
+            if self._attention is not None:  # guidance by other attention, such as PAG, ends with a whole call only
+                self._denoiser.set_attn_processor(dict(self._attention))
+            raise
         finally:
             self._marks = None
             marks.ranges.close()

@@ -269,6 +269,18 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
         np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], "a cat", seed))
 
 
+def test_an_abort_ends_guidance_by_other_attention(tmp_path):
+    """Its processors, which halve the batch in another way, would refuse or change requests without it."""
+    build_named("StableDiffusionPAGPipeline", tmp_path)
+    executor, pipeline = start(tmp_path), DiffusionPipeline.from_pretrained(tmp_path)
+    guided = DiffusionRequest("0", "a cat", call={"pag_scale": 3.0})
+    (output,) = run(executor, guided, on_step=lambda *_: executor.abort_requests(["0"]))
+    assert output.finish_reason == "abort"
+    made = make_image(executor, DiffusionRequest("1", "a cat", call={"pag_scale": 0.0}))
+    np.testing.assert_array_equal(made, plain_image(pipeline, "a cat", 0, pag_scale=0.0))
+    executor.shutdown()
+
+
 def test_an_interrupt_propagates_and_the_executor_continues(executors, plain):
     def on_step(name, done, total):
         raise KeyboardInterrupt
