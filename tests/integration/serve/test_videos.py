@@ -210,6 +210,6 @@ def test_a_reference(name: str, start_server: Any, tmp_path: Path) -> None:
             videos.create(prompt="a cat")
     else:  # its signature has a default, which it does not take
         failed = wait_for(videos, videos.create(prompt="a cat").id)
-        assert failed.status == "failed" and "the image or video that it starts from is missing" in failed.error.message
+        assert failed.status == "failed" and "an image, mask or video that it needs is missing" in failed.error.message
     with pytest.raises(openai.BadRequestError, match="cannot read the"):
         videos.create(prompt="a cat", input_reference=b"hello")
