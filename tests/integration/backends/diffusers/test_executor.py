@@ -281,6 +281,23 @@ def test_an_abort_ends_guidance_by_other_attention(tmp_path):
     executor.shutdown()
 
 
+def test_a_failed_decoding_leaves_the_vae_in_its_dtype(tmp_path, monkeypatch):
+    """In float16, XL pipelines decode in float32: without it, all later requests would fail."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    build_named("StableDiffusionXLPipeline", tmp_path)
+    executor = DiffusersPipelineExecutor(STAGE, str(tmp_path), "float16", "cpu")
+    request = DiffusionRequest("0", "a cat")
+    made = make_image(executor, request)
+    with monkeypatch.context() as planted, pytest.raises(StageError, match="not enough memory"):
+        planted.setattr(executor.pipeline.vae.decoder, "forward", fail)
+        make_image(executor, request)
+    np.testing.assert_array_equal(make_image(executor, request), made)
+    executor.shutdown()
+
+
 def test_an_interrupt_propagates_and_the_executor_continues(executors, plain):
     def on_step(name, done, total):
         raise KeyboardInterrupt
