@@ -229,6 +229,8 @@ async def _video_request(service: Service, body: VideoRequest, exchange: Exchang
     service.check(body.model, "video", body.num_prompt_chars)
     medium = "image" if "image" in service.capabilities.fields else "video"
     service.check_given(set() if body.input_reference is None else {medium}, {medium: "input_reference"})
+    both = {"duration", "num_frames"} <= body.diffusion().keys()
+    refuse(("seconds", both, "`seconds` and `num_frames` exclude each other"))
     media = await service.decode(partial(_decode_reference, body, medium))
     return _generate_request(service, body, "video", exchange, media)
 

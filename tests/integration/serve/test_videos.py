@@ -135,6 +135,7 @@ def test_a_job_that_the_model_refuses(video_server: OmniServer, videos: Any) -> 
         ({"prompt": openai.omit}, "`prompt` is missing", "prompt"),
         ({"seconds": "0"}, "greater than 0", "seconds"),
         ({"seconds": "long"}, "valid number", "seconds"),
+        ({"seconds": "1", "extra_body": {"num_frames": 9}}, "`seconds` and `num_frames` exclude", "seconds"),
         ({"size": "big"}, "WIDTHxHEIGHT", "size"),
         ({"input_reference": b"x"}, "takes no `input_reference`", "input_reference"),
         ({"extra_body": {"fps": "0"}}, "above 0", "fps"),
