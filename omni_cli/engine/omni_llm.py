@@ -291,10 +291,10 @@ class OmniLLM:
         return names[:1] if request.modalities == frozenset({"text"}) else names
 
     def _running(self, name: str) -> StageClient:
-        if name in self._dead:
-            raise _stage_error(name, self._dead[name])
         if name not in self._clients:
             raise StageError("the engine has been closed", stage=name)
+        if name in self._dead:
+            raise _stage_error(name, self._dead[name])
         return self._clients[name]
 
     def _trace(self, client: StageClient, report: RequestDone) -> StageTrace:

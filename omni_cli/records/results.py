@@ -47,8 +47,8 @@ class Difference(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True, rename={"minimum": "min", "maximum": "max"}):
     """All samples of one metric, in the metric's unit; None for numbers that the samples do not support.
 
-    If samples are windows of requests to a server, percentiles are of single requests, and `requests` counts them. For
-    `slo_attainment` and rates, `median` is the share or the rate of all windows together.
+    If samples are windows of requests to a server, `minimum`, `maximum` and percentiles are of single requests, and
+    `requests` counts them. For `slo_attainment` and rates, `median` is the share or the rate of all windows together.
     """
 
     n: int

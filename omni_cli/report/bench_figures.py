@@ -139,7 +139,7 @@ def _summary_cells(metric: str, summary: Summary) -> tuple[str, ...]:
     like = summary.median
     percentiles = [(p, summary.percentile(p)) for p in PERCENTILES]
     return (
-        str(summary.n),
+        str(summary.requests or summary.n),
         quantity(metric, like),
         quantity_interval(metric, summary.ci95, like),
         *(f"n < {samples_for(p)}" if value is None else quantity(metric, value, like) for p, value in percentiles),

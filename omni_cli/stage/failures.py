@@ -195,7 +195,7 @@ def _table_of_requests() -> Iterable[Translation]:
     # diffusers' processors of images and videos, of None.
     yield Translation(
         r"Input is in incorrect format\. Currently, we only support",
-        "the image or video that it starts from is missing",
+        "an image, mask or video that it needs is missing",
         lambda values: [],
     )
     # diffusers' context parallelism.

@@ -321,9 +321,12 @@ def summarise(variant: Variant, metric: str) -> Summary | None:
         rate, ci95 = _total(variant, metric)
         return msgspec.structs.replace(summary, median=rate, ci95=ci95)
     of_requests = request_values(variant, metric)
-    p90, p99 = (get_percentile(of_requests or values.tolist(), percentile) for percentile in PERCENTILES)
+    spread = of_requests or values.tolist()
+    p90, p99 = (get_percentile(spread, percentile) for percentile in PERCENTILES)
     summary = msgspec.structs.replace(
         summary,
+        minimum=min(spread),
+        maximum=max(spread),
         ci95=_median_interval(variant, metric, pairs),
         p90=p90,
         p99=p99,

@@ -159,8 +159,11 @@ class PipelineRunner:
         if hasattr(self._vae, "encode"):
             vae: Any = self._vae
             vae.encode = functools.partial(self._encode_with_vae, vae.encode)
-        denoiser = find_denoiser(pipeline)
-        self._hook = denoiser.register_forward_pre_hook(self._note_denoiser) if denoiser is not None else None
+        self._denoiser: Any = find_denoiser(pipeline)
+        self._hook = None if self._denoiser is None else self._denoiser.register_forward_pre_hook(self._note_denoiser)
+        self._attention = getattr(self._denoiser, "attn_processors", None)
+        self._vae_dtype = getattr(self._vae, "dtype", None)
+        self._is_cut = False
 
     def close(self) -> None:
         """Restore the pipeline and release it."""
@@ -174,7 +177,7 @@ class PipelineRunner:
             vars(self._vae).pop("encode", None)
         if self._hook is not None:
             self._hook.remove()
-        self._pipeline = self._vae = None
+        self._pipeline = self._vae = self._denoiser = self._attention = None
 
     def run(self, requests: Sequence[DiffusionRequest], on_step: OnStep) -> PendingOutputs:
         """Run one call for all requests, which are resolved and have equal batch keys; return their outputs.
@@ -184,6 +187,9 @@ class PipelineRunner:
         from omni_cli.backends.diffusers.scheduler_steps import scheduler_steps
 
         self.has_denoised = False
+        if self._is_cut:
+            self._restore()
+        self._is_cut = True
         if self.adapters.use(requests[0].lora) and self.prompt_cache is not None:
             self.prompt_cache.clear()  # of a text encoder with another adapter
         arguments = self._arguments(requests)
@@ -195,6 +201,7 @@ class PipelineRunner:
         try:
             with scheduler_steps(self._pipeline, note_scheduler), heard_messages() as messages, self._calling():
                 output = self._pipeline(**arguments)
+            self._is_cut = False
         finally:
             self._marks = None
             marks.ranges.close()
@@ -216,6 +223,14 @@ class PipelineRunner:
         sounds = () if sound is None else self._samples(sound, marks)
         marks.end = self._clock.mark()
         return pending(sounds=sounds, videos=tuple(Frames(frames, self._output_copy) for frames in videos))
+
+    def _restore(self) -> None:
+        """Put back what pipelines change for a call, and leave so if it is cut: attention, as for PAG, and a VAE's
+        dtype."""
+        if self._attention is not None:
+            self._denoiser.set_attn_processor(dict(self._attention))
+        if self._vae_dtype is not None and self._vae.dtype != self._vae_dtype:
+            self._vae.to(self._vae_dtype)
 
     def _samples(self, audio: Any, marks: _Marks) -> PendingCopies:
         """Start the copy of audio to the host."""

@@ -117,8 +117,7 @@ def _variant_configs(pairs: Sequence[tuple[Target, Traffic]], *, varied: bool) -
         name = target.url.partition("//")[2]
         if varied:
             settings |= traffic.settings
-            (value,) = traffic.settings.items()
-            name = "=".join(map(str, value))
+            name = "=".join(map(str, next(iter(traffic.settings.items()))))
         earlier = sum(variant.name.partition(" (")[0] == name for variant in variants)
         variants.append(VariantConfig(f"{name} ({earlier + 1})" if earlier else name, settings=settings))
     return variants

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
 import statistics
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -180,18 +180,21 @@ def window_work(window: Window) -> dict[str, float]:
     words = sum(answer.word_errors.get(WORDS, 0.0) for answer in answers)
     if words:
         work[WORDS] = words
-    images = [image for answer in answers for image in answer.images]
-    if images:
-        work["pixels"] = float(sum(map(num_pixels, images)))
+    pixels = [num_pixels(image) for answer in answers for image in answer.images]
+    if pixels and None not in pixels:
+        work["pixels"] = float(sum(filter(None, pixels)))
     return work
 
 
-def num_pixels(png: bytes) -> int:
-    """Read the number of pixels from the header; 0 for anything but a PNG."""
-    if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
-        return 0
-    width, height = struct.unpack(">II", png[16:24])
-    return int(width * height)
+def num_pixels(image: bytes) -> int | None:
+    """Read the number of pixels from the header; None if it is in none of OpenAI's formats."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(image), formats=("PNG", "JPEG", "WEBP")) as opened:
+            return opened.width * opened.height
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError):
+        return None
 
 
 def _timeline(outcome: Outcome, answer: ServerAnswer) -> Timeline:

@@ -250,7 +250,10 @@ class RequestMaker:
                 body["messages"] = [{"role": "user", "content": content}]
             # The same requests come again: what an earlier window left in a cache must not count.
             salt = {name: f"{value}/{number}" for name, value in salt.items()}
-        return {**body, **self.form, **salt, **workload.extra_body}, input_len
+        body |= {**self.form, **salt, **workload.extra_body}
+        if body.get("max_tokens") is not None and "max_completion_tokens" not in workload.extra_body:
+            body.pop("max_completion_tokens", None)  # of a line's `extra` or `--extra-body`: servers prefer this name
+        return body, input_len
 
 
 _read_speech = cache(read_speech)

@@ -64,9 +64,11 @@ def check_chat(service: Service, body: ChatCompletionRequest) -> None:
             raise APIError(400, message, code="unsupported_value", param="audio.format")
     names, choice = [tool.function.name for tool in body.tools or ()], body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None
+    maxima = {body.max_tokens, body.max_completion_tokens} - {None}
     two_ends = "`add_generation_prompt` begins an answer, and `continue_final_message` none: only one can be true"
     refuse(
         ("audio", body.audio is not None and not speaks, '`audio` needs `modalities: ["text", "audio"]`'),
+        ("max_tokens", len(maxima) > 1, "`max_tokens` and `max_completion_tokens` differ: send one"),
         ("top_logprobs", body.top_logprobs and not body.logprobs, "`top_logprobs` needs `logprobs: true`"),
         ("continue_final_message", body.add_generation_prompt and body.continue_final_message, two_ends),
         ("tools", names and speaks, '`tools` need `modalities: ["text"]`: a call would be spoken'),

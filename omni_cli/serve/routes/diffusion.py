@@ -240,7 +240,10 @@ async def _video_request(service: Service, body: VideoRequest, exchange: Exchang
     service.check(body.model, "video", body.num_prompt_chars)
     medium = "image" if "image" in service.capabilities.fields else "video"
     given = [] if body.input_reference is None else [medium]
-    service.check_given({*given, *body.diffusion()}, {medium: "input_reference", **SECONDS, **SIZE})
+    arguments = body.diffusion()
+    service.check_given({*given, *arguments}, {medium: "input_reference", **SECONDS, **SIZE})
+    both = {"duration", "num_frames"} <= arguments.keys()
+    refuse(("seconds", both, "`seconds` and `num_frames` exclude each other"))
     media = await service.decode(partial(_decode_reference, body, medium))
     return _generate_request(service, body, "video", exchange, media)
 

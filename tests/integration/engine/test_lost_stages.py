@@ -73,5 +73,7 @@ def test_when_it_has_just_been_started_again() -> None:
             assert llm.failed_stages == {} and (await ask("second")).error is None
         finally:
             await llm.close()
+        late = await ask("third")
+        assert late.error is not None and late.error.message == "the engine has been closed"
 
     asyncio.run(run())

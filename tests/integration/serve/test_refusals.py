@@ -48,6 +48,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": HELLO, "n": 1000}, "the maximum is", "n"),
     ({"messages": HELLO, "n": 2, "modalities": ["text", "audio"]}, "`n` needs", "n"),
     ({"messages": HELLO, "tools": [{"type": "function"}]}, "`tools[0].function` is missing", "tools[0].function"),
+    ({"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3}, "differ: send one", "max_tokens"),
     ({"messages": HELLO, "top_logprobs": 2}, "needs `logprobs: true`", "top_logprobs"),
     ({"messages": HELLO, "top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
     ({"messages": HELLO, "logit_bias": {"word": 1}}, "pattern", "logit_bias"),

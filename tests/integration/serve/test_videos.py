@@ -135,6 +135,7 @@ def test_a_job_that_the_model_refuses(video_server: OmniServer, videos: Any) -> 
         ({"prompt": openai.omit}, "`prompt` is missing", "prompt"),
         ({"seconds": "0"}, "greater than 0", "seconds"),
         ({"seconds": "long"}, "valid number", "seconds"),
+        ({"seconds": "1", "extra_body": {"num_frames": 9}}, "`seconds` and `num_frames` exclude", "seconds"),
         ({"size": "big"}, "WIDTHxHEIGHT", "size"),
         ({"input_reference": b"x"}, "takes no `input_reference`", "input_reference"),
         ({"extra_body": {"fps": "0"}}, "above 0", "fps"),
@@ -216,6 +217,6 @@ def test_a_reference(name: str, start_server: Any, tmp_path: Path) -> None:
             videos.create(prompt="a cat")
     else:  # its signature has a default, which it does not take
         failed = wait_for(videos, videos.create(prompt="a cat").id)
-        assert failed.status == "failed" and "the image or video that it starts from is missing" in failed.error.message
+        assert failed.status == "failed" and "an image, mask or video that it needs is missing" in failed.error.message
     with pytest.raises(openai.BadRequestError, match="cannot read the"):
         videos.create(prompt="a cat", input_reference=b"hello")

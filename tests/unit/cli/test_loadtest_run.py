@@ -403,8 +403,10 @@ def test_servers_that_are_none(loadtest: LoadTest, models: Any, message: str) ->
 
 def test_extra_body_overrides_every_request(loadtest: LoadTest) -> None:
     with PlannedServer(lambda _: Plan()) as server:
-        assert loadtest(server.url, *SHORT, "--model", "mine", "--extra-body", '{"top_k": 1, "seed": 7}')[0] == 0
+        extra = '{"top_k": 1, "seed": 7, "max_tokens": 3}'
+        assert loadtest(server.url, *SHORT, "--model", "mine", "--extra-body", extra)[0] == 0
     assert {(body["model"], body["top_k"], body["seed"]) for body in server.bodies} == {("mine", 1, 7)}
+    assert not any("max_completion_tokens" in body for body in server.bodies), "servers take that before `max_tokens`"
 
 
 def test_an_open_loop_measures_a_stalled_server_as_its_users_do(loadtest: LoadTest) -> None:
@@ -460,6 +462,8 @@ def test_a_trace_is_sent_at_its_times_or_faster(loadtest: LoadTest) -> None:
         loadtest(server.url, *trace, "--request-rate", "15")
         (sample,) = record().variants[0].samples
         assert since_the_first(sample) == pytest.approx([0.0, 0.05, 0.2], abs=1e-6)
+        loadtest(server.url, *trace, "--vary", "request_rate=15,30")
+        assert [variant.name for variant in record().variants] == ["request_rate=15.0", "request_rate=30.0"]
         code, _, err = loadtest(server.url, *trace, "--concurrency", "2")
         assert code == 2 and "`--concurrency` and requests with arrival times exclude each other" in err
         code, _, err = loadtest(server.url, *trace, "--num-requests", "4")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.bench_records import correlated, variant
+from support.report_records import server_record
 
 from omni_cli.records.metrics import samples_for, summarise_values
 from omni_cli.records.record import Variant
-from omni_cli.stats.blocks import summarise
+from omni_cli.stats.blocks import request_values, summarise
 from omni_cli.stats.estimate import MIN_BLOCKS
 
 
@@ -34,6 +35,13 @@ def test_a_window_and_a_summary_have_the_same_percentiles() -> None:
     found = summarise(variant("x", times), "e2e_s")
     window = summarise_values({"e2e_s": times.ravel().tolist()}, tails=("e2e_s",))
     assert (found.p90, found.p99) == (window["e2e_p90_s"], window["e2e_p99_s"])
+
+
+def test_the_extremes_of_windows_are_those_of_their_requests() -> None:
+    (windows,) = server_record().variants
+    found, times = summarise(windows, "e2e_s"), request_values(windows, "e2e_s")
+    assert (found.minimum, found.maximum, found.requests) == (min(times), max(times), len(times))
+    assert found.minimum < found.median < found.p90 < found.p99 < found.maximum
 
 
 def test_nothing_measured() -> None:

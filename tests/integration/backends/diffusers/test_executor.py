@@ -269,6 +269,35 @@ def test_an_aborted_request_ends_at_its_next_step_and_leaves_no_trace(executors,
         np.testing.assert_array_equal(made, plain_image(plain["stable_diffusion"], "a cat", seed))
 
 
+def test_an_abort_ends_guidance_by_other_attention(tmp_path):
+    """Its processors, which halve the batch in another way, would refuse or change requests without it."""
+    build_named("StableDiffusionPAGPipeline", tmp_path)
+    executor, pipeline = start(tmp_path), DiffusionPipeline.from_pretrained(tmp_path)
+    guided = DiffusionRequest("0", "a cat", call={"pag_scale": 3.0})
+    (output,) = run(executor, guided, on_step=lambda *_: executor.abort_requests(["0"]))
+    assert output.finish_reason == "abort"
+    made = make_image(executor, DiffusionRequest("1", "a cat", call={"pag_scale": 0.0}))
+    np.testing.assert_array_equal(made, plain_image(pipeline, "a cat", 0, pag_scale=0.0))
+    executor.shutdown()
+
+
+def test_a_failed_decoding_leaves_the_vae_in_its_dtype(tmp_path, monkeypatch):
+    """In float16, XL pipelines decode in float32: without it, all later requests would fail."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    build_named("StableDiffusionXLPipeline", tmp_path)
+    executor = DiffusersPipelineExecutor(STAGE, str(tmp_path), "float16", "cpu")
+    request = DiffusionRequest("0", "a cat")
+    made = make_image(executor, request)
+    with monkeypatch.context() as planted, pytest.raises(StageError, match="not enough memory"):
+        planted.setattr(executor.pipeline.vae.decoder, "forward", fail)
+        make_image(executor, request)
+    np.testing.assert_array_equal(make_image(executor, request), made)
+    executor.shutdown()
+
+
 def test_an_interrupt_propagates_and_the_executor_continues(executors, plain):
     def on_step(name, done, total):
         raise KeyboardInterrupt
