@@ -99,6 +99,8 @@ def _answer(record: TuneRecord) -> list[str]:
     than = f" by more than {100 * record.excess:.1f}%" if record.excess > 0 else ""
     word = "Best" if record.verdict == "decided" else "So far the best"
     sure = f"With {1 - record.alpha:.0%} probability, no setting that was searched is better{than}."
+    if all(item.state == "infeasible" for item in record.standings if item.name != record.winner):
+        sure = "No other setting can be the answer."
     lines = [f"{word}: {record.winner}", sure]
     first = record.standings[0]
     if first.name != record.winner and first.ratio is not None and first.state != "infeasible":

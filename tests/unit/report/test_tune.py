@@ -36,6 +36,16 @@ def test_an_answer_that_is_not_known_yet() -> None:
     assert "is not known yet" in to_text(tune_view(tune_record(rounds=2)))
 
 
+def test_an_answer_without_another_setting_that_runs() -> None:
+    record = tune_record()
+    standings = tuple(
+        item if item.name == record.winner else msgspec.structs.replace(item, state="infeasible", problem="it does not")
+        for item in record.standings
+    )
+    text = to_text(tune_view(msgspec.structs.replace(record, standings=standings)))
+    assert "No other setting can be the answer." in text and "probability" not in text
+
+
 def test_the_page_draws_both_fronts_and_escapes_names(tmp_path: Path) -> None:
     path = tmp_path / "tune.json"
     save_record(tune_record(), path)
