@@ -218,7 +218,7 @@ def _summary_rows(variant: Variant, summaries: Mapping[str, Summary]) -> Iterato
 def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) -> Table:
     """List one metric per row, with percentiles of the `n` answers that have it; a window's percentiles are left out.
 
-    Where requests failed, a second row counts them as slower than all answers.
+    Where requests failed, a second row has percentiles that count them as slower than all answers.
     """
     rows: list[tuple[str, ...]] = []
     few = [f"n < {samples_for(p)}" for p in PERCENTILES]
@@ -233,7 +233,7 @@ def _server_table(name: str, summaries: Mapping[str, Summary], num_failed: int) 
         values = [summary.percentile(p) for p in PERCENTILES]
         shown = [text if value is None else quantity(metric, value) for value, text in zip(values, few, strict=True)]
         rows.append((title(metric), median, *shown, str(summary.requests)))
-        if num_failed:
+        if num_failed and values != [None] * len(values):
             of_all = zip(values, (summary.p90_of_all, summary.p99_of_all), few, strict=True)
             cells = [
                 quantity(metric, value) if isinstance(value, float) else text if known is None else "failed"

@@ -277,3 +277,4 @@ def test_a_percentile_that_no_metric_has_values_for_has_no_column() -> None:
     assert heads.split() == ["median", "[95%", "CI]", "n"]
     (rate,) = [line for line in lines if line.startswith("  requests per second")]
     assert rate.endswith("  all")
+    assert not any("with failed" in line for line in lines), "it would have nothing but a number of requests"
