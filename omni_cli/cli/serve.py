@@ -65,7 +65,9 @@ class ServeOptions(ProfileOptions):
 
     host: str = option("--host ADDRESS", "Address to listen on. Default: loopback only.", default="127.0.0.1")
     port: int = option("--port N", "Port to listen on; 0 picks a free one.", default=8000, min=0, max=65535)
-    seed: int | None = option("--seed N", "Seed of requests without one. Default: a random one for each.")
+    seed: int | None = option(
+        "--seed N", "Seed of requests without one. Default: the profile's, else a random one for each."
+    )
     lora: LoraOption = None
     served_model_name: list[str] | None = option(
         "--served-model-name NAME", "Further name of the model in requests; `*` accepts any. Repeatable."
@@ -182,7 +184,7 @@ def serve(options: ServeOptions) -> int:
         loopback,
         options.drain_timeout,
         served_model_names=names,
-        seed=options.seed,
+        seed=config.named_seed,
         allowed_origins=origins,
         media_prefixes=prefixes,
         has_page=not options.no_ui,

@@ -338,6 +338,11 @@ class EngineConfig(StrictKeys):
         return tuple(self.stages_by_name.values())
 
     @property
+    def named_seed(self) -> int | None:
+        """The seed that the profile, or an option over it, names; None for the default."""
+        return self.seed if "seed" in self.model_fields_set else None
+
+    @property
     def backends(self) -> frozenset[str]:
         """The backends of the stages: `vllm`, `diffusers` or both."""
         return frozenset(stage.backend for stage in self.stages)

@@ -255,13 +255,8 @@ class ChatReader(_EventReader[_Chunk]):
         if delta is None:
             return
         size, audio = parts.add(delta), delta.audio
-        text = (
-            parts.content[-1]
-            if delta.content
-            else (audio and audio.transcript) or delta.reasoning or delta.reasoning_content
-        )
-        if text:
-            answer.text.append(text)
+        content = parts.content[-1] if delta.content or (audio and audio.transcript) else None
+        answer.text += filter(None, (delta.reasoning or delta.reasoning_content, content, delta.refusal))
         if audio is not None and audio.sample_rate is not None:
             self._sound_type = f"audio/pcm;rate={audio.sample_rate}"
         if audio is not None and audio.data:

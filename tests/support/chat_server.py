@@ -133,6 +133,12 @@ class _Handler(BaseHTTPRequestHandler):
         if "loses a chunk" in self.server_state.faults:
             del pieces[1]
         events: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in pieces]
+        if "calls a function" in self.server_state.faults:
+            function = {"name": "look", "arguments": '{"at": 1}'}
+            call = {"index": 0, "id": "call-1", "type": "function", "function": function}
+            events = [{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}]
+        if "declines" in self.server_state.faults:
+            events = [{"choices": [{"index": 0, "delta": {"reasoning": "hm ", "refusal": "I will not."}}]}]
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         if (body.get("stream_options") or {}).get("include_usage"):
             events.append({"choices": [], "usage": self._usage(words)})

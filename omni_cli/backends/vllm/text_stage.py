@@ -331,6 +331,9 @@ class TextStage(VllmStage):
         notes = active.context.get("notes", ())
         if 0 < (asked := trace["sampling"]["temperature"]["value"]) < _MAX_TEMP:
             notes += (f"the temperature {asked:g} was raised to {_MAX_TEMP:g}, vLLM's minimum above 0; 0 is greedy",)
+        if active.request.seed != active.params.seed == self.spec.ar.sampling.seed and active.params.temperature:
+            own = f"the seed {active.params.seed} of stage `{self.spec.stage.name}` (`sampling.seed`)"
+            notes += (f"{own} was used, not that of the request",)
         return RequestDone(active.request.request_id, trace, text=text, stage_output=stage_output, notes=notes)
 
     def stage_output(self, active: ActiveRequest, output: RequestOutput) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.cli.loadtest.options import ApiKeyOption
-from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, WaitOption, option, reach
+from omni_cli.cli.options import LoraOption, OutputDirOption, ProfileOptions, WaitOption, option, parse_seed, reach
 from omni_cli.cli.profile_choice import RANDOM_WEIGHTS, fetch_model, profile_source
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import ExitCode, UsageError
@@ -34,6 +34,11 @@ class ChatOptions(ProfileOptions):
         "--url URL", "Talk to a running OpenAI-compatible server instead; `--model` is then its model."
     )
     api_key: ApiKeyOption = None
+    seed: int | None = option(
+        "--seed N|random",
+        "Seed of every answer; `random` draws one. Default: the profile's, else a random one for each.",
+        parser=parse_seed,
+    )
     wait: WaitOption = None
     lora: LoraOption = None
     system: str | None = option("--system TEXT", "The system message.")
@@ -118,7 +123,7 @@ async def _talk_to_own(config: EngineConfig, conversation: Conversation, options
     from omni_cli.serve.server import Server
 
     key = secrets.token_urlsafe(32)
-    settings = ServerSettings(output_dir=options.output_dir, api_key=key, drain_timeout_s=0.5)
+    settings = ServerSettings(output_dir=options.output_dir, api_key=key, drain_timeout_s=0.5, seed=config.named_seed)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, bind(_HOST, 0) as listener:
         engine = OmniLLM(config, verbose=options.verbose)
         server = Server(engine, config, settings, AccessLog(None if options.verbose else nowhere))

@@ -23,6 +23,7 @@ from omni_cli.cli.options import write_report
 from omni_cli.cli.terminal import console
 from omni_cli.core.errors import InputError, OmniError, UsageError
 from omni_cli.core.text import suggest, visible
+from omni_cli.openai_api.choices import AnswerChoice
 from omni_cli.openai_api.client import Client, Outcome
 from omni_cli.openai_api.media import read_image, read_sound
 from omni_cli.openai_api.reading import ChatReader
@@ -45,6 +46,13 @@ COMMANDS = {
 }
 _PLAYERS = (("ffplay", "-nodisp", "-autoexit", "-loglevel", "quiet"), ("paplay",), ("aplay", "-q"), ("afplay",))
 _HISTORY = Path("omni", "chat_history")
+_CHUNK_BYTES = 1 << 16
+# Fields that the loop itself sends: another value would lose the conversation or words of an answer.
+_OWN_FIELDS = {
+    "messages": "they are those of this conversation",
+    "stream": "answers are shown while they are made",
+    "n": "each message has one answer",
+}
 
 
 class Leave(Exception):
@@ -76,10 +84,22 @@ class Conversation(msgspec.Struct):
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *self.messages]
 
-    def add_answer(self, text: str) -> None:
+    def add_answer(self, answer: AnswerChoice) -> None:
         """Add the answer, or what there is of one that was stopped."""
         self.parts = []
-        self.messages.append({"role": "assistant", "content": text})
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(answer.content)}
+        if answer.refusal:
+            message["refusal"] = "".join(answer.refusal)
+        if answer.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call_{index}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for index, call in answer.tool_calls.items()
+            ]
+        self.messages.append(message)
 
     def command(self, line: str) -> str:
         """Run a command; return what to say. Raises `OmniError`, and `Leave`."""
@@ -137,6 +157,8 @@ class Conversation(msgspec.Struct):
             return "\n".join(lines) or "nothing is set"
         if not value.strip():
             raise UsageError("`/set` takes a field and a value", hint="for example `/set temperature 0`")
+        if name in _OWN_FIELDS:
+            raise UsageError(f"`{name}` cannot be set: {_OWN_FIELDS[name]}")
         try:
             read = json.loads(value)
         except ValueError:
@@ -204,16 +226,20 @@ class Session:
         outcome = None if asking.cancelled() else asking.result()
         if reader.closed is not None:
             raise reader.closed
-        said = "".join(reader.answer.text)
+        said, answer = "".join(reader.answer.text), reader.answer.choice(0)
         if said:
             console.print_part("\n")
         if outcome is not None and outcome.failure is not None:
             conversation.messages.pop()  # its media wait for the next one
             raise OmniError(f"{outcome.failure.kind}: {outcome.failure.message}")
+        if outcome is None:
+            answer.tool_calls.clear()  # half a call cannot be sent back
+        for call in answer.tool_calls.values():
+            console.print_part(f"{call.name}({call.arguments})\n")
         if outcome is None and not said:
             conversation.messages.pop()
         else:
-            conversation.add_answer("".join(reader.answer.content))
+            conversation.add_answer(answer)
         if outcome is None:
             console.print_note("stopped")
         elif not self._quiet:
@@ -291,16 +317,22 @@ async def _lines() -> AsyncIterator[str]:
 
 
 async def _stdin() -> AsyncIterator[str]:
-    """Read stdin without a thread, which could not be stopped."""
+    """Read stdin without a thread, which could not be stopped. A line may be longer than any buffer of asyncio."""
     if stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
-        for line in sys.stdin:
-            yield line
+        for line in sys.stdin.buffer:
+            yield line.decode(errors="replace")
         return
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    begun: list[bytes] = []
     try:
-        while line := await reader.readline():
-            yield line.decode(errors="replace")
+        while chunk := await reader.read(_CHUNK_BYTES):
+            first, *others = chunk.split(b"\n")
+            begun.append(first)
+            for line in others:
+                yield b"".join(begun).decode(errors="replace")
+                begun = [line]
+        yield b"".join(begun).decode(errors="replace")
     finally:
         transport.close()
 

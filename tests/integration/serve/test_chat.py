@@ -180,6 +180,9 @@ def test_a_signal_ends_it_at_the_prompt(omni: OmniServer, tmp_path: Path) -> Non
 
 def test_it_runs_a_profile_of_its_own_and_leaves_nothing(tmp_path: Path) -> None:
     """An engine of its own: that it ends with the input, and whoever else is on the machine cannot use it."""
-    ended = run_omni(tmp_path, "chat", *SHORT, input_text="hello\n/quit\n")
+    lines = "/set temperature 1\nhello\n/reset\nhello\n/quit\n"
+    ended = run_omni(tmp_path, "chat", *SHORT, "--set", "seed=5", input_text=lines)
     ended.check_clean()
-    assert ended.code == 0 and ended.out.strip() and "tiny-omni at http://127.0.0.1:" in ended.err
+    assert ended.code == 0 and "tiny-omni at http://127.0.0.1:" in ended.err
+    first, second = ended.out.splitlines()
+    assert first == second, "the seed of the profile is that of every answer"

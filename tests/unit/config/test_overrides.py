@@ -37,6 +37,12 @@ def test_the_last_one_wins_and_fixes_earlier_ones() -> None:
     assert config.stage("thinker").max_num_seqs == 2
 
 
+def test_a_seed_is_named_by_the_profile_or_an_option_and_not_by_default() -> None:
+    assert load_profile("tiny-omni").named_seed is None
+    assert load_profile("tiny-omni", ["seed=5"]).named_seed == load_profile("tiny-omni", seed=5).named_seed == 5
+    assert load_profile("tiny-omni", ["seed=0"]).named_seed == 0
+
+
 def test_null_removes_a_key() -> None:
     config = load_profile("tiny-omni", ["thinker.max_model_len=null", "talker.sampling=null"])
     assert config.stage("thinker").max_model_len is None
