@@ -382,9 +382,10 @@ PROFILE_KEYS: dict[str, FieldInfo] = {key.alias or name: key for name, key in En
 def profile_data(config: EngineConfig) -> dict[str, object]:
     """Return the profile that resolves to `config`: every key with a value, defaults included, in reading order.
 
-    `trust_remote_code` is omitted, because it cannot be set in a profile.
+    Omitted are `trust_remote_code`, which no profile may set, and the default `seed`: a server would give that to all.
     """
-    top_level = config.model_dump(exclude={"stages_by_name"})
+    omitted = {"stages_by_name", *(["seed"] if config.named_seed is None else [])}
+    top_level = config.model_dump(exclude=omitted)
     return {**top_level, "stages": {stage.name: _stage_data(stage) for stage in config.stages}}
 
 

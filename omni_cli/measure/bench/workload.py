@@ -61,7 +61,7 @@ class Workload:
             **prompts,
             "output_len": self.output_len,
             **({"slo": dict(self.slo)} if self.slo else {}),
-            "settings": settings,
+            "settings": {**settings, "seed": config.seed},
         }
         return {**described, "fingerprint": workload_fingerprint(described)}
 
